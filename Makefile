@@ -1,0 +1,140 @@
+# Everything runs in $(VENV); nothing outside it and build/ is touched.
+#
+#   make test PYTHON=python3.13             another interpreter (with VENV=... to keep both)
+#   make test ARGS="-k order -x"            arguments for pytest
+#   make demo NETSTACK_GRO_BUILD=compiled   fail where the hot modules cannot be compiled
+#   make demo CC=/bin/false                 as on a machine without a C compiler
+
+PYTHON ?= python3
+VENV ?= .venv
+NETSTACK_GRO_BUILD ?= auto
+ARGS ?=
+MINORS ?= 11 12 13 14 15
+
+export NETSTACK_GRO_BUILD
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --quiet
+# As activated: cython-lint and pyright look for their Python and its tools there.
+ACTIVE := PATH="$(abspath $(VENV)/bin):$$PATH"
+
+# What the compiled modules are made of: an edited source is shadowed by its old module.
+C_TYPES := $(wildcard netstack_gro/*.pxd netstack_gro/*.h)
+COMPILED_FROM := $(C_TYPES) $(patsubst %.pxd,%.py,$(filter %.pxd,$(C_TYPES))) netstack_gro/_speed.py
+
+ASAN := build/asan
+ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-interpreted test-all test-asan lint format types build pcaps clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
+
+# --- the virtual environment -------------------------------------------------------------------
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo >&2 "make: Python 3.11 or later is needed, and '$(PYTHON)' is not: name one, as in"; \
+	  echo >&2 "      make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo >&2 "make: '$(PYTHON) -m venv' does not work here. On Debian and Ubuntu it is a package"; \
+	  echo >&2 "      of its own: apt install python3-venv"; exit 1; }
+	@$(PIP) install --upgrade "pip>=25.1"
+	@touch $@
+
+# Changes when the build is asked for in another way, so that the package is installed again.
+$(VENV)/.build: $(VENV)/.made FORCE
+	@echo '$(NETSTACK_GRO_BUILD) CC=$(if $(filter default,$(origin CC)),,$(CC))' > $@.now
+	@if cmp -s $@.now $@; then rm $@.now; else mv $@.now $@; fi
+
+$(VENV)/.installed: $(VENV)/.made $(VENV)/.build pyproject.toml setup.py $(COMPILED_FROM)
+	@echo "installing netstack-gro into $(VENV)"
+	@PYTHONWARNINGS="ignore:Compat editable installs" \
+	  $(PIP) install --editable ".[cli]" --config-settings editable_mode=compat
+	@touch $@
+
+$(VENV)/.group-%: $(VENV)/.made pyproject.toml
+	@echo "installing what '$*' needs into $(VENV)"
+	@$(PIP) install --group $*
+	@touch $@
+
+venv: $(VENV)/.installed ## the virtual environment, with the package installed in place
+	@$(PY) -c 'import netstack_gro as n; print("engine:", "compiled" if n.__compiled__ else "interpreted")'
+
+# --- use ---------------------------------------------------------------------------------------
+
+demo: venv ## replay a bundled capture: what was merged, and why the rest was not
+	@$(VENV)/bin/netstack-gro replay pcaps/demo.pcapng
+
+# --- tests -------------------------------------------------------------------------------------
+
+test: venv $(VENV)/.group-test ## the whole suite at both speeds (ARGS are given to pytest)
+	@if $(PY) -c 'import sys, netstack_gro; sys.exit(not netstack_gro.__compiled__)'; then \
+	  echo "== compiled" && $(PY) -m pytest --engine=compiled $(ARGS) && \
+	  echo "== interpreted" && \
+	  NETSTACK_GRO_INTERPRETED=1 $(PY) -m pytest -m "not packaging" $(ARGS); \
+	else \
+	  echo "== interpreted" && $(PY) -m pytest $(ARGS); \
+	fi
+
+test-interpreted: venv $(VENV)/.group-test ## the whole suite, interpreted only
+	NETSTACK_GRO_INTERPRETED=1 $(PY) -m pytest $(ARGS)
+
+test-all: ## the suite on every CPython from 3.11 on that is found here
+	@found=; for minor in $(MINORS); do \
+	  for python in python3.$$minor "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$$minor.*/bin/python3.$$minor; do \
+	    $$python -c 'import sys, venv; sys.exit(sys.version_info.releaselevel != "final")' 2>/dev/null || continue; \
+	    found="$$found 3.$$minor"; \
+	    echo "== $$($$python --version)"; \
+	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-3.$$minor ARGS="$(ARGS)" || exit 1; \
+	    break; \
+	  done; \
+	done; echo "passed on:$$found"; test -n "$$found"
+
+test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSanitizer and UBSan
+	@rm -rf $(ASAN) && mkdir -p $(ASAN)
+	@cp -a netstack_gro dispatchers tests pyproject.toml setup.py MANIFEST.in *.md LICENSE $(ASAN)
+	@rm -f $(ASAN)/netstack_gro/*.so
+	@ln -s $(CURDIR)/pcaps $(ASAN)/pcaps
+	@ln -sfn $(CURDIR)/../shared build/shared
+	cd $(ASAN) && NETSTACK_GRO_BUILD=compiled CFLAGS="-O1 -g $(ASAN_FLAGS)" \
+	  LDFLAGS="$(ASAN_FLAGS)" $(abspath $(PY)) setup.py --quiet build_ext --inplace
+	@# To files: pytest would hold back what is written before the process is ended.
+	cd $(ASAN) && { \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/$(ASAN)/report \
+	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path=$(CURDIR)/$(ASAN)/report \
+	  PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 \
+	  $(abspath $(PY)) -m pytest --engine=compiled -m "not packaging and not slow" $(ARGS) || failed=1; \
+	  for report in report.*; do [ ! -e $$report ] || { failed=1; cat >&2 $$report; }; done; \
+	  [ -z "$$failed" ]; }
+
+# --- checks ------------------------------------------------------------------------------------
+
+lint: $(VENV)/.group-lint ## ruff and cython-lint
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(ACTIVE) cython-lint $(filter %.pxd,$(C_TYPES))
+
+format: $(VENV)/.group-lint ## rewrite the sources as ruff formats them
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+types: venv $(VENV)/.group-lint ## mypy, and pyright's check of the public types
+	$(PY) -m mypy --strict -p netstack_gro
+	$(ACTIVE) pyright --verifytypes netstack_gro --ignoreexternal
+
+build: $(VENV)/.group-build ## sdist and wheel, in dist/
+	@rm -rf dist
+	$(PY) -m build --outdir dist
+
+pcaps: venv $(VENV)/.group-test ## record the captures of pcaps/ again (Linux, root)
+	$(PY) -m pcaps.record
+
+clean: ## remove what the other targets made
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f netstack_gro/*.so netstack_gro/*.pyd
+	find netstack_gro dispatchers tests pcaps -name __pycache__ -type d -exec rm -rf {} +
