@@ -1,0 +1,194 @@
+/* Loads, stores, comparisons and the RFC 1071 sum, for the compiled engine.
+ *
+ * Each function has a twin of the same meaning in wire.py, which the interpreted engine uses and
+ * to which tests hold this file equal. Offsets are bytes, multi-byte values are in network byte
+ * order, and nothing here checks bounds: the caller has.
+ */
+#ifndef NETSTACK_GRO_WIRE_H
+#define NETSTACK_GRO_WIRE_H
+
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef unsigned char wire_byte;
+
+#define WIRE_MASK32 0xFFFFFFFFu
+
+#if defined(__GNUC__) || defined(__clang__)
+#define WIRE_UNUSED __attribute__((unused))
+#else
+#define WIRE_UNUSED
+#endif
+
+/* Run-time dispatch of the sum needs ifunc: glibc on x86-64 with a compiler that clones. One
+ * source loop in three versions beats hand-written AVX2 here, and a build without any of them
+ * still runs everywhere. Sanitizers run before ifunc resolvers may, so they take the plain loop.
+ */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(WIRE_PLAIN)
+#if __has_attribute(target_clones)
+#define WIRE_CLONES __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#endif
+#endif
+#ifndef WIRE_CLONES
+#define WIRE_CLONES
+#endif
+
+static inline unsigned int wire_u8(const wire_byte *base, Py_ssize_t at) { return base[at]; }
+
+static inline unsigned int wire_u16(const wire_byte *base, Py_ssize_t at) {
+    const wire_byte *p = base + at;
+    return (unsigned int)p[0] << 8 | p[1];
+}
+
+static inline unsigned int wire_u32(const wire_byte *base, Py_ssize_t at) {
+    const wire_byte *p = base + at;
+    return (unsigned int)p[0] << 24 | (unsigned int)p[1] << 16 | (unsigned int)p[2] << 8 | p[3];
+}
+
+static inline unsigned long long wire_u64(const wire_byte *base, Py_ssize_t at) {
+    return (unsigned long long)wire_u32(base, at) << 32 | wire_u32(base, at + 4);
+}
+
+static inline void wire_put_u8(wire_byte *base, Py_ssize_t at, unsigned int value) {
+    base[at] = (wire_byte)value;
+}
+
+static inline void wire_put_u16(wire_byte *base, Py_ssize_t at, unsigned int value) {
+    base[at] = (wire_byte)(value >> 8);
+    base[at + 1] = (wire_byte)value;
+}
+
+static inline void wire_put_u32(wire_byte *base, Py_ssize_t at, unsigned int value) {
+    wire_put_u16(base, at, value >> 16);
+    wire_put_u16(base, at + 2, value);
+}
+
+static inline void wire_copy(wire_byte *to, Py_ssize_t to_at, const wire_byte *from,
+                             Py_ssize_t from_at, Py_ssize_t count) {
+    memcpy(to + to_at, from + from_at, (size_t)count);
+}
+
+static inline int wire_equal(const wire_byte *a, Py_ssize_t a_at, const wire_byte *b,
+                             Py_ssize_t b_at, Py_ssize_t count) {
+    return memcmp(a + a_at, b + b_at, (size_t)count) == 0;
+}
+
+/* Masked comparisons work on words in memory order; `keep` holds 0xFF for each byte that counts. */
+static inline uint64_t wire_load64(const wire_byte *p) {
+    uint64_t word;
+    memcpy(&word, p, 8);
+    return word;
+}
+
+static inline uint32_t wire_load32(const wire_byte *p) {
+    uint32_t word;
+    memcpy(&word, p, 4);
+    return word;
+}
+
+static inline uint64_t wire_diff64(const wire_byte *p, const wire_byte *h, const char *keep) {
+    return (wire_load64(p) ^ wire_load64(h)) & wire_load64((const wire_byte *)keep);
+}
+
+/* IPv4 header of 20 bytes, all but total length, ID and header checksum. */
+static inline int wire_same_ipv4(const wire_byte *a, Py_ssize_t a_at, const wire_byte *b,
+                                 Py_ssize_t b_at) {
+    const wire_byte *p = a + a_at, *h = b + b_at;
+    return !(wire_diff64(p, h, "\xff\xff\x00\x00\x00\x00\xff\xff") |
+             wire_diff64(p + 8, h + 8, "\xff\xff\x00\x00\xff\xff\xff\xff") |
+             (wire_load32(p + 16) ^ wire_load32(h + 16)));
+}
+
+/* IPv6 header of 40 bytes, all but payload length. */
+static inline int wire_same_ipv6(const wire_byte *a, Py_ssize_t a_at, const wire_byte *b,
+                                 Py_ssize_t b_at) {
+    const wire_byte *p = a + a_at, *h = b + b_at;
+    return !(wire_diff64(p, h, "\xff\xff\xff\xff\x00\x00\xff\xff") |
+             (wire_load64(p + 8) ^ wire_load64(h + 8)) |
+             (wire_load64(p + 16) ^ wire_load64(h + 16)) |
+             (wire_load64(p + 24) ^ wire_load64(h + 24)) |
+             (wire_load64(p + 32) ^ wire_load64(h + 32)));
+}
+
+/* TCP header of `count` bytes (a multiple of 4, at least 20), all but sequence number, FIN, PSH
+ * and checksum. */
+static inline int wire_same_tcp(const wire_byte *a, Py_ssize_t a_at, const wire_byte *b,
+                                Py_ssize_t b_at, Py_ssize_t count) {
+    const wire_byte *p = a + a_at, *h = b + b_at;
+    uint64_t diff = wire_diff64(p, h, "\xff\xff\xff\xff\x00\x00\x00\x00") |
+                    wire_diff64(p + 8, h + 8, "\xff\xff\xff\xff\xff\xf6\xff\xff") |
+                    ((wire_load32(p + 16) ^ wire_load32(h + 16)) &
+                     wire_load32((const wire_byte *)"\x00\x00\xff\xff"));
+    Py_ssize_t at = 20;
+    for (; at + 8 <= count; at += 8) diff |= wire_load64(p + at) ^ wire_load64(h + at);
+    if (at < count) diff |= wire_load32(p + at) ^ wire_load32(h + at);
+    return !diff;
+}
+
+/* Fold to 16 bits with end-around carry; 0 only for 0. */
+static inline unsigned int wire_fold(unsigned long long sum) {
+    sum = (sum & WIRE_MASK32) + (sum >> 32);
+    sum = (sum & WIRE_MASK32) + (sum >> 32);
+    sum = (sum & 0xFFFF) + (sum >> 16);
+    sum = (sum & 0xFFFF) + (sum >> 16);
+    sum = (sum & 0xFFFF) + (sum >> 16);
+    return (unsigned int)sum;
+}
+
+/* The same for a sum of few words, below 2**24. */
+static inline unsigned int wire_fold16(unsigned int sum) {
+    sum = (sum & 0xFFFF) + (sum >> 16);
+    return (sum & 0xFFFF) + (sum >> 16);
+}
+
+static inline unsigned int wire_swap16(unsigned int value) {
+    return (value & 0xFF) << 8 | value >> 8;
+}
+
+WIRE_UNUSED WIRE_CLONES static uint64_t wire_sum_words(const wire_byte *p, size_t words) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < words; i++) {
+        uint32_t word;
+        memcpy(&word, p + 4 * i, 4);
+        sum += word;
+    }
+    return sum;
+}
+
+/* Ones'-complement sum of `count` bytes as 16-bit network-order words, a last odd byte padded
+ * with zero (RFC 1071), folded; 0 only when every byte is 0. */
+WIRE_UNUSED static unsigned int wire_sum16(const wire_byte *base, Py_ssize_t at,
+                                           Py_ssize_t count) {
+    const wire_byte *p = base + at;
+    size_t rest = (size_t)count & 3, whole = (size_t)count - rest;
+    uint64_t sum = wire_sum_words(p, whole / 4);
+    if (rest) {
+        uint32_t word = 0;
+        memcpy(&word, p + whole, rest);
+        sum += word;
+    }
+    unsigned int folded = wire_fold(sum);
+#if PY_LITTLE_ENDIAN
+    folded = wire_swap16(folded);
+#endif
+    return folded;
+}
+
+/* Multiply to 128 bits and fold by exclusive or: the mixing step of the flow hash. */
+static inline unsigned long long wire_mix(unsigned long long a, unsigned long long b) {
+#ifdef __SIZEOF_INT128__
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (unsigned long long)product ^ (unsigned long long)(product >> 64);
+#else
+    uint64_t a0 = a & WIRE_MASK32, a1 = a >> 32, b0 = b & WIRE_MASK32, b1 = b >> 32;
+    uint64_t p00 = a0 * b0, p01 = a0 * b1, p10 = a1 * b0, p11 = a1 * b1;
+    uint64_t middle = (p00 >> 32) + (p01 & WIRE_MASK32) + (p10 & WIRE_MASK32);
+    uint64_t low = (p00 & WIRE_MASK32) | middle << 32;
+    uint64_t high = p11 + (p01 >> 32) + (p10 >> 32) + (middle >> 32);
+    return low ^ high;
+#endif
+}
+
+#endif
