@@ -1,0 +1,77 @@
+from netstack_gro cimport records, wire
+from netstack_gro.records cimport Head, Parsed
+from netstack_gro.wire cimport byte
+cimport cython
+
+cdef int IP, IPV4, IPV6, ETHERNET, NULL_LINK, LOOP, SLL, SLL2
+cdef int TCP, UDP, HOP_BY_HOP, ROUTING, FRAGMENT_HEADER, DESTINATION
+cdef int HEADERS_LIMIT, EXTENSION_LIMIT
+cdef int LINK_TRUNCATED, NOT_IP, VLAN_DEPTH, IP_VERSION, IP_TRUNCATED, IP_HEADER_LENGTH
+cdef int IP_LENGTH_ZERO, TRUNCATED, TRAILING_BYTES, IP_OPTIONS, FRAGMENT, IP_RESERVED_BIT
+cdef int IP_CHECKSUM, EXTENSION_HEADER, OTHER_PROTOCOL, TRANSPORT_TRUNCATED, HEADERS_TOO_LONG
+cdef int TCP_DATA_OFFSET, TCP_SYN, TCP_RST, TCP_URG, TCP_CWR, TCP_NO_PAYLOAD
+cdef int UDP_LENGTH, UDP_EMPTY, UDP_NO_CHECKSUM
+cdef int LINK_HEADER, TOS, TTL, DF, FLOW_LABEL, EXTENSION_HEADERS
+
+@cython.locals(at=cython.int, kind=cython.int, tags=cython.int)
+cdef int find_network(int link, const byte *base, Py_ssize_t offset, int length, Parsed *found) noexcept
+
+@cython.locals(
+    size=cython.int, header=cython.int, total=cython.int, fragment=cython.int, reason=cython.int,
+    check=cython.uint
+)
+cdef int _parse_ipv4(
+    const byte *base, Py_ssize_t offset, int length, int wire_length, Parsed *found
+) noexcept
+
+@cython.locals(
+    size=cython.int, total=cython.int, reason=cython.int, following=cython.int, at=cython.int,
+    end=cython.int, count=cython.int, span=cython.int
+)
+cdef int parse_ipv6(
+    const byte *base, Py_ssize_t offset, int length, int wire_length, Parsed *found
+) noexcept
+
+@cython.locals(room=cython.int, header=cython.int, flags=cython.int)
+cdef int parse_tcp(const byte *base, Py_ssize_t offset, int reason, Parsed *found) noexcept
+
+@cython.locals(room=cython.int)
+cdef int parse_udp(const byte *base, Py_ssize_t offset, int reason, Parsed *found) noexcept
+
+@cython.locals(reason=cython.int, version=cython.int, expected=cython.int)
+cdef int parse(
+    int link, const byte *base, Py_ssize_t offset, int length, int wire_length, Parsed *found
+) noexcept
+
+@cython.locals(at=cython.int)
+cdef bint _same_link_flow(
+    int link, const byte *a, Py_ssize_t a_at, const byte *b, Py_ssize_t b_at, int network
+) noexcept
+
+cdef bint same_flow(
+    int link, Head *head, const byte *base, Py_ssize_t offset, Parsed *found
+) noexcept
+
+@cython.locals(digest=cython.ulonglong, at=cython.int)
+cdef unsigned long long flow_digest(
+    int link, const byte *base, Py_ssize_t offset, Parsed *found,
+    unsigned long long digest, unsigned long long seed
+) noexcept
+
+@cython.locals(at=cython.Py_ssize_t, h=cython.Py_ssize_t, word=cython.uint)
+cdef int network_difference(
+    Head *head, const byte *base, Py_ssize_t offset, Parsed *found
+) noexcept
+
+@cython.locals(total=cython.ulonglong, at=cython.Py_ssize_t, word=cython.int)
+cdef unsigned long long address_sum(
+    const byte *base, Py_ssize_t offset, int version
+) noexcept
+
+@cython.locals(
+    total=cython.ulonglong, count=cython.int, at=cython.Py_ssize_t, field=cython.uint
+)
+cdef bint checksum_right(
+    const byte *base, Py_ssize_t offset, int length, int network, int transport, int version,
+    int protocol, bint partial
+) noexcept

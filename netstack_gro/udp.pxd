@@ -1,0 +1,7 @@
+from netstack_gro cimport headers, records, wire
+from netstack_gro.records cimport Head
+from netstack_gro.wire cimport byte
+cimport cython
+
+@cython.locals(total=cython.ulonglong)
+cdef unsigned int constant_sum(Head *head) noexcept
