@@ -1,0 +1,404 @@
+"""Segmentation: the exact inverse of merging, for any packet that a virtio_net_hdr describes.
+
+`segment` cuts what the engine built, and what a TUN, a peer or a capture delivered. It works
+from the packet's bytes and its header alone, by offset, so a header that was rewritten (NAT, TTL)
+is what every segment is derived from. Sources: include/linux/virtio_net.h and net/ipv4/
+{tcp,udp}_offload.c for what a kernel accepts; RFC 9293 and RFC 3168 for the TCP flags.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from netstack_gro import headers, records, wire
+from netstack_gro.batch import contiguous
+from netstack_gro.config import IpIdMode, Link
+from netstack_gro.errors import GsoError
+from netstack_gro.records import Base
+from netstack_gro.virtio import GSO_ECN, GsoType, VirtioHeader
+
+__all__ = ["complete_checksum", "segment"]
+
+TCP = 6
+UDP = 17
+TCPV4 = int(GsoType.TCPV4)
+TCPV6 = int(GsoType.TCPV6)
+UDP_L4 = int(GsoType.UDP_L4)
+
+_TUNNEL_BITS = 0x60  # VIRTIO_NET_HDR_GSO_UDP_TUNNEL_IPV4 and _IPV6, include/uapi/linux/virtio_net.h
+NO_GSO_SIZE = 0xFFFF  # GSO_BY_FRAGS, which the kernel reserves
+
+
+class Segments:
+    """The segments of one super-packet, made one by one as they are asked for."""
+
+    __slots__ = (
+        "_at",
+        "_base",
+        "_gso_size",
+        "_header_length",
+        "_id_step",
+        "_length",
+        "_network",
+        "_no_checksum",
+        "_number",
+        "_owner",
+        "_partial",
+        "_protocol",
+        "_transport",
+        "_version",
+    )
+
+    _at: int
+    _base: Base
+    _gso_size: int
+    _header_length: int
+    _id_step: int
+    _length: int
+    _network: int
+    _no_checksum: bool
+    _number: int
+    _owner: memoryview
+    _partial: bool
+    _protocol: int
+    _transport: int
+    _version: int
+
+    def __init__(self) -> None:
+        raise TypeError("cannot create 'Segments' instances; call segment()")
+
+    def __iter__(self) -> "Segments":
+        return self
+
+    def __next__(self) -> bytes:
+        if self._at >= self._length:
+            raise StopIteration
+        return self._cut()
+
+    def __length_hint__(self) -> int:
+        left = self._length - self._at
+        return (left + self._gso_size - 1) // self._gso_size if left > 0 else 0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'Segments' object")
+
+    def _prepare(self, view: memoryview, data: Any, found: records.Parsed) -> int:
+        self._owner = view
+        self._base = records.view_base(data, view)
+        self._length = len(view)
+        self._network = found.network
+        self._transport = found.transport
+        self._header_length = found.header_length
+        self._version = found.version
+        self._protocol = found.protocol
+        self._at = found.header_length
+        self._number = 0
+        return 0
+
+    def _cut(self) -> bytes:
+        size = min(self._gso_size, self._length - self._at)
+        total = self._header_length + size
+        last = self._at + size == self._length
+        data = records.blank(total)
+        target = records.blank_base(data)
+        wire.copy(target, 0, self._base, 0, self._header_length)
+        wire.copy(target, self._header_length, self._base, self._at, size)
+        if self._protocol == TCP:
+            self._write_tcp(target, last)
+        else:
+            wire.put_u16(target, self._transport + 4, 8 + size)
+        self._write_network(target, total)
+        self._write_checksum(target, total)
+        self._at += size
+        self._number += 1
+        return records.finished(data)
+
+    def _write_network(self, target: Any, total: int) -> int:
+        """IP lengths, and for IPv4 the ID and the header checksum."""
+        at = self._network
+        if self._version == 6:
+            wire.put_u16(target, at + 4, total - at - 40)
+            return 0
+        wire.put_u16(target, at + 2, total - at)
+        wire.put_u16(target, at + 4, wire.u16(target, at + 4) + self._number * self._id_step)
+        wire.put_u16(target, at + 10, 0)
+        wire.put_u16(target, at + 10, 0xFFFF - wire.sum16(target, at, self._transport - at))
+        return 0
+
+    def _write_tcp(self, target: Any, last: bool) -> int:
+        """Sequence number and flags: FIN and PSH end the last segment, CWR stands on the first."""
+        at = self._transport
+        flags = wire.u8(target, at + 13)
+        if not last:
+            flags &= 0xF6
+        if self._number:
+            flags &= 0x7F
+        wire.put_u8(target, at + 13, flags)
+        wire.put_u32(
+            target,
+            at + 4,
+            (wire.u32(target, at + 4) + self._at - self._header_length) & wire.MASK32,
+        )
+        return 0
+
+    def _write_checksum(self, target: Any, total: int) -> int:
+        at = self._transport
+        count = total - at
+        field = at + (16 if self._protocol == TCP else 6)
+        if self._no_checksum:
+            return 0
+        covered = headers.address_sum(target, self._network, self._version)
+        covered += self._protocol + count
+        if self._partial:
+            wire.put_u16(target, field, wire.fold(covered))
+            return 0
+        wire.put_u16(target, field, 0)
+        covered += wire.sum16(target, at, count)
+        check = 0xFFFF - wire.fold(covered)
+        if not check and self._protocol == UDP:
+            check = 0xFFFF  # RFC 768: 0 would say that there is none
+        wire.put_u16(target, field, check)
+        return 0
+
+
+records.seal(Segments)
+
+
+def segment(
+    packet: Any,
+    header: VirtioHeader,
+    ip_id_mode: IpIdMode = IpIdMode.INCREMENT,
+    *,
+    link: Link | None = None,
+    checksums: str = "complete",
+    max_segments: int = 65535,
+) -> Iterator[bytes]:
+    """The wire packets that ``packet`` stands for, lazily.
+
+    packet: bytes-like, from its link header on. It is not changed.
+    header: what describes it. A packet that it does not ask to cut (gso_type NONE, or no more
+        payload than one gso_size) is returned as it is: the iterator's only item is ``packet``.
+    ip_id_mode: how IPv4 IDs go on: FIXED repeats the first, anything else counts up by one, as
+        every kernel does.
+    link: the link layer; None finds it by ``header.csum_start``, at which only one fits.
+    checksums: ``complete`` computes each transport checksum, ``partial`` writes pseudo-header
+        sums. A UDP packet over IPv4 whose checksum is 0, without NEEDS_CSUM, keeps 0.
+    max_segments: a packet that would be cut into more is refused.
+
+    Of TCP, FIN and PSH appear on the last segment only and CWR on the first only. Raises
+    GsoError, at the call, for what cannot be cut: neither TCP nor UDP, UFO, tunnel bits,
+    gso_size 0 or 65,535, a header that does not fit the packet, too many segments.
+    """
+    if not isinstance(header, VirtioHeader):
+        raise TypeError(f"header: a VirtioHeader is required, not {type(header).__name__!r}")
+    mode = IpIdMode(ip_id_mode)
+    if checksums != "complete" and checksums != "partial":
+        raise ValueError(f"checksums: {checksums!r} is neither 'complete' nor 'partial'")
+    if link is not None and link not in headers.LINKS:
+        raise ValueError(f"link: {link!r} is not one of {', '.join(headers.LINKS)}")
+    view = contiguous(packet)
+    if header.gso_type & ~GSO_ECN == GsoType.NONE:
+        return iter((packet,))
+    found = records.parsed()
+    try:
+        return _segments(packet, view, header, mode, link, checksums, max_segments, found)
+    finally:
+        records.release(found)
+
+
+def _segments(
+    packet: Any,
+    view: memoryview,
+    header: VirtioHeader,
+    mode: IpIdMode,
+    link: Link | None,
+    checksums: str,
+    max_segments: int,
+    found: records.Parsed,
+) -> Iterator[bytes]:
+    kind = header.gso_type & ~GSO_ECN
+    if kind & _TUNNEL_BITS:
+        raise GsoError(f"gso_type {header.gso_type:#x}: segmentation inside a tunnel")
+    if kind != TCPV4 and kind != TCPV6 and kind != UDP_L4:
+        raise GsoError(f"gso_type {header.gso_type:#x} is not TCPV4, TCPV6 or UDP_L4")
+    if header.gso_size == 0 or header.gso_size == NO_GSO_SIZE:
+        raise GsoError(f"gso_size {header.gso_size} cuts nothing")
+    if len(view) > 2**31 - 1:
+        raise GsoError(f"a packet of {len(view)} bytes")
+    _find(packet, view, header, link, found)
+    if kind != kind_of(found.version, found.protocol):
+        raise GsoError(
+            f"gso_type {header.gso_type:#x} on IPv{found.version} protocol {found.protocol}"
+        )
+    if header.needs_csum:
+        offset = 16 if found.protocol == TCP else 6
+        if header.csum_start != found.transport or header.csum_offset != offset:
+            raise GsoError(
+                f"csum_start {header.csum_start} and csum_offset {header.csum_offset} are not "
+                f"{found.transport} and {offset}, where the packet has its checksum"
+            )
+    payload = len(view) - found.header_length
+    count = (payload + header.gso_size - 1) // header.gso_size
+    if count <= 1:
+        return iter((packet,))
+    if count > max_segments:
+        raise GsoError(f"{count} segments, more than max_segments ({max_segments})")
+    result = Segments.__new__(Segments)
+    result._prepare(view, packet, found)
+    result._gso_size = header.gso_size
+    result._id_step = 0 if mode is IpIdMode.FIXED else 1
+    result._partial = checksums == "partial"
+    result._no_checksum = (
+        found.protocol == UDP
+        and found.version == 4
+        and not header.needs_csum
+        and view[found.transport + 6] == 0
+        and view[found.transport + 7] == 0
+    )
+    return result
+
+
+def kind_of(version: int, protocol: int) -> int:
+    """The gso_type of a TCP or UDP packet."""
+    if protocol == UDP:
+        return UDP_L4
+    return TCPV4 if version == 4 else TCPV6
+
+
+def fits(slot: records.Slot, found: records.Parsed, reason: int) -> bool:
+    """Whether what a packet's virtio_net_hdr says is true of the packet as parsed.
+
+    reason: what `headers.parse` returned. Where it is true, `segment` cuts the packet.
+    A header that asks only for a checksum of a protocol that is not parsed is believed within
+    the packet's bounds.
+    """
+    offset = 16 if found.protocol == TCP else 6
+    if slot.flags & records.NEEDS_CSUM:
+        if slot.csum_start + slot.csum_offset + 2 > slot.length:
+            return False
+        if found.header_length and (
+            slot.csum_start != found.transport or slot.csum_offset != offset
+        ):
+            return False
+    if not slot.flags & records.VNET:
+        return True
+    if not found.header_length or not found.payload or found.refused:
+        return False
+    if reason == headers.TRUNCATED or reason == headers.TRAILING_BYTES:
+        return False
+    if slot.gso_size == 0 or slot.gso_size == NO_GSO_SIZE:
+        return False
+    return slot.gso_type & 0x7F == kind_of(found.version, found.protocol)
+
+
+def _find(
+    packet: Any, view: memoryview, header: VirtioHeader, link: Link | None, found: records.Parsed
+) -> int:
+    """Locate the headers of ``packet``; with no link named, by where the transport header is."""
+    base = records.view_base(packet, view)
+    names = (link,) if link is not None else tuple(headers.LINKS)
+    refused = None
+    for name in names:
+        problem = locate(headers.LINKS[name], base, len(view), found)
+        if not problem and (link is not None or header.csum_start == found.transport):
+            return 0
+        if refused is None:
+            refused = _PROBLEMS[problem]
+    if link is None and not header.needs_csum and not locate(headers.IP, base, len(view), found):
+        return 0
+    raise GsoError(
+        f"{refused} (link {link})"
+        if link is not None
+        else f"no link layer has its transport header at csum_start {header.csum_start}"
+    )
+
+
+_PROBLEMS = (
+    "",
+    "the packet does not hold a whole IP header",
+    "the IP length is not the packet's",
+    "a fragment, or extension headers that cannot be copied",
+    "neither TCP nor UDP",
+    "the packet does not hold a whole transport header",
+)
+
+
+def locate(link: int, base: Base, length: int, found: records.Parsed) -> int:
+    """Find network and transport headers without judging them; a number of _PROBLEMS, or 0.
+
+    Unlike `headers.parse` this does not mind checksums, flags or a length field of 0: all are
+    written anew in every segment.
+    """
+    found.network = 0
+    found.transport = 0
+    found.header_length = 0
+    found.version = 0
+    found.barrier = False
+    found.refused = False
+    expected = 0
+    if link == headers.IPV4:
+        expected = 4
+    elif link == headers.IPV6:
+        expected = 6
+    elif link != headers.IP:
+        if headers.find_network(link, base, 0, length, found):
+            return 1
+        expected = found.version
+    if length - found.network < 20:
+        return 1
+    found.version = wire.u8(base, found.network) >> 4
+    if expected and found.version != expected:
+        return 1
+    if found.version == 4:
+        header = (wire.u8(base, found.network) & 15) * 4
+        found.length = wire.u16(base, found.network + 2)
+        if header < 20 or header > length - found.network:
+            return 1
+        if found.length and found.length != length - found.network:
+            return 2
+        if wire.u16(base, found.network + 6) & 0x3FFF:
+            return 3
+        found.length = length - found.network
+        found.protocol = wire.u8(base, found.network + 9)
+        found.transport = found.network + header
+    elif found.version == 6:
+        reason = headers.parse_ipv6(base, 0, length, length, found)
+        if reason == headers.TRUNCATED or reason == headers.TRAILING_BYTES:
+            return 2
+        if found.barrier or found.refused:
+            return 3 if reason != headers.IP_TRUNCATED else 1
+    else:
+        return 1
+    if found.protocol == TCP:
+        headers.parse_tcp(base, 0, headers.OTHER_PROTOCOL, found)
+    elif found.protocol == UDP:
+        headers.parse_udp(base, 0, headers.OTHER_PROTOCOL, found)
+    else:
+        return 4
+    return 0 if found.header_length else 5
+
+
+def complete_checksum(packet: Any, header: VirtioHeader) -> bytes:
+    """A copy of ``packet`` with the checksum filled in that ``header`` says is partial.
+
+    The field at csum_start + csum_offset holds the pseudo-header sum; the result covers the
+    bytes from csum_start to the end (virtio specification 5.1.6.2). A UDP result of 0 is
+    written as 0xFFFF. Without NEEDS_CSUM the copy is unchanged. Raises GsoError where the field
+    lies outside the packet.
+    """
+    if not isinstance(header, VirtioHeader):
+        raise TypeError(f"header: a VirtioHeader is required, not {type(header).__name__!r}")
+    result = bytearray(contiguous(packet))
+    if not header.needs_csum:
+        return bytes(result)
+    field = header.csum_start + header.csum_offset
+    if field + 2 > len(result):
+        raise GsoError(
+            f"csum_start {header.csum_start} and csum_offset {header.csum_offset} point past the "
+            f"packet's {len(result)} bytes"
+        )
+    base = records.space_base(result)
+    check = 0xFFFF - wire.sum16(base, header.csum_start, len(result) - header.csum_start)
+    if not check and header.csum_offset == 6:
+        check = 0xFFFF
+    wire.put_u16(base, field, check)
+    return bytes(result)
