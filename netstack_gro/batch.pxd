@@ -1,0 +1,35 @@
+from netstack_gro cimport records
+from netstack_gro.records cimport Slot, SlotPointer
+from netstack_gro.wire cimport byte
+cimport cython
+
+@cython.final
+cdef class Batch:
+    cdef Slot *_slots
+    cdef int _count
+    cdef int _limit
+    cdef bint _busy
+    cdef const byte *_base
+    cdef Py_ssize_t _size
+    cdef object _slab
+    cdef object _view
+    cdef object _pool
+    cdef list _owners
+
+    @cython.locals(slot=SlotPointer)
+    cdef int _borrow(self, object packet) except -1
+    cdef int _store(
+        self, object packet, object wire_length, object timestamp_ns, object interface,
+        object checksum, object vlan, object vlan_tpid, object virtio, object aggregated
+    ) except -1
+    cdef int _attach(self, object slab) except -1
+    cdef int _drop(self) except -1
+    cdef int _adopt(self, Batch other, int index) except -1
+    @cython.locals(slot=SlotPointer)
+    cdef object _piece(self, int index, int start, int stop)
+    cdef int _plain(self, Slot *slot) noexcept
+    @cython.locals(flags=cython.int)
+    cdef int _describe(
+        self, Slot *slot, object wire_length, object timestamp_ns, object interface,
+        object checksum, object vlan, object vlan_tpid, object virtio, object aggregated
+    ) except -1

@@ -1,0 +1,688 @@
+"""Packet: what a hook receives, and Delivery: the engine's memory behind the packets of a flush.
+
+A packet is a few numbers; its attributes are computed when they are asked for, from the slots
+and heads of the flush it belongs to. When the hook has returned, those are used again: a packet
+that somebody kept has its attributes written down, and lets go of the bytes.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from netstack_gro import gso, headers, records, wire
+from netstack_gro.batch import Batch
+from netstack_gro.config import ChecksumState, IpIdMode, Link
+from netstack_gro.facts import Facts
+from netstack_gro.slabs import SlabPool
+from netstack_gro.verdicts import CloseReason, Verdict
+from netstack_gro.virtio import NEEDS_CSUM, GsoType, VirtioHeader
+
+__all__ = ["Packet"]
+
+HEADERS_LIMIT = 256  # headers.HEADERS_LIMIT: what one place of the header space holds
+UNKNOWN = int(ChecksumState.UNKNOWN)
+VERIFIED = int(ChecksumState.VERIFIED)
+PARTIAL = int(ChecksumState.PARTIAL)
+BARRIER = int(CloseReason.BARRIER)
+BATCH_END = int(CloseReason.BATCH_END)
+BAD_CHECKSUM = int(Verdict.BAD_CHECKSUM)
+
+_NO_HEADER = VirtioHeader()
+_RELEASED = "the packet was released when the hook returned; detach() keeps its bytes"
+
+
+class Delivery:
+    """One engine's memory: the batch in flight, the heads, and the space for rewritten headers.
+
+    The space has one place of HEADERS_LIMIT bytes per packet of a flush; ``used`` counts them.
+    """
+
+    __slots__ = (
+        "barrier",
+        "batch",
+        "capacity",
+        "default",
+        "heads",
+        "layout",
+        "link",
+        "memory",
+        "parsed",
+        "partial",
+        "pool",
+        "slots",
+        "space",
+        "used",
+        "view",
+        "viewed",
+    )
+
+    barrier: int
+    batch: Batch
+    capacity: int
+    default: int
+    heads: list[records.Head]
+    layout: int
+    link: Link
+    memory: bytearray
+    parsed: records.Parsed
+    partial: bool
+    pool: SlabPool
+    slots: list[records.Slot]
+    space: bytearray
+    used: int
+    view: memoryview
+    viewed: bool
+
+    def __init__(self, link: Link, capacity: int, max_slabs: int) -> None:
+        self.link = link
+        self.layout = headers.LINKS[link]
+        self.capacity = capacity
+        self.heads = records.heads(capacity)
+        self.parsed = records.parsed()
+        self.pool = SlabPool(bytearray(capacity * HEADERS_LIMIT), max_slabs)
+        self.memory = self.pool.current
+        self.space = records.space_base(self.memory)
+        self.view = memoryview(self.memory)
+        self.used = 0
+        self.barrier = 0
+        self.default = UNKNOWN
+        self.partial = False
+        self.viewed = False
+
+    def __dealloc__(self) -> None:
+        records.release(self.heads)
+        records.release(self.parsed)
+
+    def make_packet(self) -> "Packet":
+        """A packet of no flush yet."""
+        packet = Packet.__new__(Packet)
+        packet._forget()
+        return packet
+
+    def parse(self, index: int) -> int:
+        """Parse a packet of the batch into ``parsed``; `headers.parse`'s answer."""
+        slot = records.slot_at(self.slots, index)
+        return headers.parse(
+            self.layout, slot.base, slot.offset, slot.length, slot.wire_length, self.parsed
+        )
+
+    def reason(self, index: int) -> int:
+        """The `CloseReason` of a slot's head; 0 for a packet passed through."""
+        slot = records.slot_at(self.slots, index)
+        if slot.head < 0:
+            return 0
+        head = records.head_at(self.heads, slot.head)
+        if head.closed:
+            return head.closed
+        return BARRIER if head.barrier != self.barrier else BATCH_END
+
+    def state(self, index: int) -> int:
+        """The `ChecksumState` with which a packet came, or that the engine found."""
+        slot = records.slot_at(self.slots, index)
+        state = slot.checksum if slot.checksum else self.default
+        if state == UNKNOWN and slot.head >= 0:
+            head = records.head_at(self.heads, slot.head)
+            if head.verified:
+                return VERIFIED
+        return state
+
+    def take_space(self) -> int:
+        """The offset of a free place for a header."""
+        at = self.used * HEADERS_LIMIT
+        self.used += 1
+        return at
+
+    def renew(self) -> int:
+        """Start over with a space that no kept view can see."""
+        self.used = 0
+        if self.viewed:
+            self.viewed = False
+            self.view.release()
+            try:
+                self.pool.renew()
+            finally:
+                self.memory = self.pool.current
+                self.space = records.space_base(self.memory)
+                self.view = memoryview(self.memory)
+        return 0
+
+    def write_header(self, index: int) -> int:
+        """Write the headers of the super-packet that begins with a slot; their place."""
+        slot = records.slot_at(self.slots, index)
+        head = records.head_at(self.heads, slot.head)
+        at = self.take_space()
+        head.space = at
+        wire.copy(self.space, at, slot.base, slot.offset, head.header_length)
+        length = head.header_length - head.network + head.payload
+        if head.version == 4:
+            wire.put_u16(self.space, at + head.network + 2, length)
+            wire.put_u16(
+                self.space,
+                at + head.network + 10,
+                0xFFFF
+                - wire.fold(
+                    head.ip_sum + length + wire.u16(slot.base, slot.offset + head.network + 4)
+                ),
+            )
+        else:
+            wire.put_u16(self.space, at + head.network + 4, length - 40)
+        if head.protocol == headers.TCP:
+            wire.put_u8(
+                self.space,
+                at + head.transport + 13,
+                wire.u8(self.space, at + head.transport + 13) | head.flags,
+            )
+        else:
+            wire.put_u16(self.space, at + head.transport + 4, 8 + head.payload)
+        self.write_checksum(head)
+        return at
+
+    def write_checksum(self, head: records.Head) -> int:
+        """The transport checksum of a super-packet whose headers are written."""
+        at = head.space + head.transport
+        count = head.header_length - head.transport + head.payload
+        if self.partial:
+            covered = headers.address_sum(self.space, head.space + head.network, head.version)
+            covered += head.protocol + count
+            check = wire.fold(covered)
+        elif head.protocol == headers.TCP:
+            covered = head.transport_sum + head.payload + self.sum_payload(head)
+            covered += wire.u32(self.space, at + 4)
+            covered += wire.u16(self.space, at + 12)
+            check = 0xFFFF - wire.fold(covered)
+        else:
+            covered = head.transport_sum + 2 * head.payload + self.sum_payload(head)
+            check = 0xFFFF - wire.fold(covered)
+            if not check:
+                check = 0xFFFF  # RFC 768: 0 would say that there is none
+        wire.put_u16(self.space, at + (16 if head.protocol == headers.TCP else 6), check)
+        return 0
+
+    def sum_payload(self, head: records.Head) -> int:
+        """The sum of a super-packet's payload, not folded."""
+        if head.checksum != PARTIAL:
+            # What a right checksum covers sums to 0 modulo 65,535, so a payload is minus the
+            # rest; where it starts at an odd offset, its bytes change places in their words.
+            return 0xFFFF - wire.fold(head.even_sum) + 0xFFFF - wire.swap16(wire.fold(head.odd_sum))
+        total = 0
+        position = 0
+        index = head.first
+        while index >= 0:
+            slot = records.slot_at(self.slots, index)
+            size = slot.length - slot.header_length
+            part = wire.sum16(slot.base, slot.offset + slot.header_length, size)
+            total += wire.swap16(part) if position & 1 else part
+            position += size
+            index = slot.following
+        return wire.fold(total)
+
+    def complete(self, index: int) -> int:
+        """Write the headers of a lone packet with its partial checksum completed.
+
+        Returns their place, or -1 where the packet does not say what its checksum covers. The
+        place's header length is left in ``parsed``.
+        """
+        slot = records.slot_at(self.slots, index)
+        parsed = self.parsed
+        reason = self.parse(index)
+        if not parsed.header_length or parsed.header_length > HEADERS_LIMIT:
+            return -1
+        if reason == headers.TRUNCATED or not gso.fits(slot, parsed, reason):
+            return -1
+        # Whoever said "partial" may be wrong: only a pseudo-header sum can be completed.
+        if not headers.checksum_right(
+            slot.base,
+            slot.offset,
+            parsed.network + parsed.length,
+            parsed.network,
+            parsed.transport,
+            parsed.version,
+            parsed.protocol,
+            True,
+        ):
+            return -1
+        at = parsed.transport
+        field = at + (16 if parsed.protocol == headers.TCP else 6)
+        count = parsed.network + parsed.length - at
+        check = 0xFFFF - wire.sum16(slot.base, slot.offset + at, count)
+        if not check and parsed.protocol == headers.UDP:
+            check = 0xFFFF
+        place = self.take_space()
+        wire.copy(self.space, place, slot.base, slot.offset, parsed.header_length)
+        wire.put_u16(self.space, place + field, check)
+        return place
+
+
+class Packet:
+    """One packet as delivered: passed through as it came, or a super-packet of several.
+
+    Only an engine makes them. Byte access (`bytes()`, `buffers`, `copy_into`, `segments`,
+    `header`, `detach`) is possible until the hook returns, and after `detach`; it raises
+    ValueError otherwise. All other attributes stay readable.
+    """
+
+    __slots__ = (
+        "_completed",
+        "_delivery",
+        "_facts",
+        "_header_length",
+        "_index",
+        "_own",
+        "_space",
+    )
+
+    _completed: bool
+    _delivery: Delivery
+    _facts: Facts
+    _header_length: int
+    _index: int
+    _own: Any
+    _space: int
+
+    def __init__(self) -> None:
+        raise TypeError("cannot create 'Packet' instances")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("cannot pickle 'Packet' object")
+
+    def __len__(self) -> int:
+        """Bytes of the packet, link header included."""
+        if self._delivery is None:
+            return self._facts.length
+        return self._size()
+
+    def __bytes__(self) -> bytes:
+        """The whole packet, linearised."""
+        self._live()
+        data = records.blank(len(self))
+        self._write(records.blank_base(data), 0)
+        return records.finished(data)
+
+    def __repr__(self) -> str:
+        facts = self._describe()
+        what = f"{facts.packets} x {facts.gso_size}" if facts.packets > 1 else "lone"
+        return f"<Packet of {facts.length} bytes, {facts.verdict.name}, {what}>"
+
+    def buffers(self) -> list[memoryview]:
+        """The packet in pieces, read-only, in order: for writev and sendmsg.
+
+        One piece per segment, and one for a rewritten header. A piece kept after the hook
+        returned stays readable and pins the memory it lies in: prefer `detach`.
+        """
+        self._live()
+        if self._own is not None:
+            return [memoryview(self._own).toreadonly()]
+        delivery = self._delivery
+        pieces = []
+        index = self._index
+        start = 0
+        if self._space >= 0:
+            start = self._header_length
+            delivery.viewed = True
+            pieces.append(delivery.view[self._space : self._space + start].toreadonly())
+        while index >= 0:
+            slot = records.slot_at(delivery.slots, index)
+            pieces.append(delivery.batch._piece(index, start, slot.length))
+            index = slot.following
+            if index >= 0:
+                start = records.slot_at(delivery.slots, index).header_length
+        return pieces
+
+    def copy_into(self, buffer: Any, offset: int = 0) -> int:
+        """Write the packet to the writable ``buffer`` from ``offset`` on; bytes written.
+
+        Raises ValueError where it does not fit, TypeError for a buffer that is read-only or not
+        contiguous; the buffer is unchanged then.
+        """
+        self._live()
+        view = memoryview(buffer)
+        if view.readonly or not view.c_contiguous:
+            raise TypeError("a writable contiguous buffer is required")
+        view = view.cast("B")
+        size = len(self)
+        if not 0 <= offset <= len(view) - size:
+            raise ValueError(
+                f"{size} bytes at offset {offset} do not fit a buffer of {len(view)} bytes"
+            )
+        self._write(records.view_base(buffer, view), offset)
+        return size
+
+    def segments(
+        self, *, checksums: str = "complete", max_segments: int = 65535
+    ) -> Iterator[bytes]:
+        """The wire packets that this one stands for: `gso.segment` on its bytes and metadata."""
+        facts = self._describe()
+        return gso.segment(
+            bytes(self),
+            facts.virtio,
+            facts.ip_id_mode,
+            link=facts.link,
+            checksums=checksums,
+            max_segments=max_segments,
+        )
+
+    def detach(self) -> "Packet":
+        """Copy the bytes out of the engine's memory, so that the packet outlives the hook; self."""
+        self._live()
+        if self._own is None:
+            own = bytearray(bytes(self))
+            self._settle()
+            self._own = own
+        return self
+
+    @property
+    def header(self) -> memoryview:
+        """The packet's headers, link to transport, writable: for NAT, TTL, ECN.
+
+        `bytes()`, `buffers` and `segments` follow what is written, the input's memory does not
+        change. Checksums are the writer's to keep right in `bytes()`; `segments` computes those
+        of every segment it cuts. Empty for a packet without a TCP or UDP header.
+        """
+        self._live()
+        if self._own is not None:
+            return memoryview(self._own)[: self._facts.header_length]
+        if self._space < 0:
+            self._own_header()
+        if self._space < 0:
+            return memoryview(bytearray())
+        delivery = self._delivery
+        delivery.viewed = True
+        return delivery.view[self._space : self._space + self._header_length]
+
+    def fits(self, mtu: int) -> bool:
+        """Whether every wire packet that this one stands for has at most ``mtu`` bytes of IP."""
+        facts = self._describe()
+        length = facts.length
+        if facts.gso_size:
+            length = min(length, facts.header_length + facts.gso_size)
+        return length - facts.network <= mtu
+
+    def virtio_header(self) -> VirtioHeader:
+        """What describes the packet to a TUN or a peer, in the host's own words (`encode` it).
+
+        All zero for a packet with nothing left to do. A super-packet's hdr_len, csum_start and
+        csum_offset are filled in whether or not its checksum is partial.
+        """
+        return self._describe().virtio
+
+    def timestamps(self) -> tuple[int, ...]:
+        """Arrival times of the inputs in it, in order, in nanoseconds."""
+        return self._describe().timestamps
+
+    @property
+    def packets(self) -> int:
+        """Input packets in this one."""
+        if self._delivery is None:
+            return self._facts.packets
+        head = self._head()
+        inputs: int = head.count if head else 1
+        return inputs
+
+    @property
+    def gso_type(self) -> GsoType:
+        """What kind of super-packet; NONE for a wire packet."""
+        return self._describe().gso_type
+
+    @property
+    def gso_size(self) -> int:
+        """Payload bytes of each segment but the last; 0 for a wire packet, or where unknown."""
+        if self._delivery is None:
+            return self._facts.gso_size
+        head = self._head()
+        if head:
+            size: int = head.gso_size
+            return size
+        return self._describe().gso_size if self._flagged() else 0
+
+    @property
+    def gso_segs(self) -> int:
+        """Wire packets that this one stands for; 0 where unknown."""
+        return self._describe().gso_segs
+
+    @property
+    def ip_id_mode(self) -> IpIdMode:
+        """How the segments' IPv4 IDs go on."""
+        return self._describe().ip_id_mode
+
+    @property
+    def checksum(self) -> ChecksumState:
+        """What is known of the transport checksum as delivered."""
+        return self._describe().checksum
+
+    @property
+    def verdict(self) -> Verdict:
+        """Why the packet is what it is."""
+        if self._delivery is None:
+            return self._facts.verdict
+        return Verdict(records.slot_at(self._delivery.slots, self._index).verdict)
+
+    @property
+    def closed_by(self) -> CloseReason:
+        """Why nothing more was merged into it; NOT_HELD for a packet passed through."""
+        return self._describe().closed_by
+
+    @property
+    def timestamp_ns(self) -> int:
+        """Arrival time of its first input, in nanoseconds."""
+        if self._delivery is None:
+            return self._facts.timestamps[0]
+        return records.slot_at(self._delivery.slots, self._index).timestamp_ns
+
+    @property
+    def interface(self) -> int:
+        """The interface it came from."""
+        return self._describe().interface
+
+    @property
+    def vlan(self) -> int | None:
+        """The TCI of a VLAN tag that is not in the packet."""
+        return self._describe().vlan
+
+    @property
+    def vlan_tpid(self) -> int:
+        """That tag's TPID; 0 without one."""
+        return self._describe().vlan_tpid
+
+    @property
+    def link(self) -> Link:
+        """The link layer its bytes begin with."""
+        return self._describe().link
+
+    @property
+    def wire_length(self) -> int:
+        """Its length on the wire, where it was cut off; else its length."""
+        return self._describe().wire_length
+
+    def _live(self) -> int:
+        if self._delivery is None and self._own is None:
+            raise ValueError(_RELEASED)
+        return 0
+
+    def _head(self) -> Any:
+        """The super-packet's head; for a lone packet none, which is false."""
+        slot = records.slot_at(self._delivery.slots, self._index)
+        if slot.head < 0 or slot.following < 0:
+            return records.no_head()
+        return records.head_at(self._delivery.heads, slot.head)
+
+    def _flagged(self) -> bool:
+        """Whether the packet came with a virtio_net_hdr or as a super-packet."""
+        return records.slot_at(self._delivery.slots, self._index).flags != 0
+
+    def _size(self) -> int:
+        head = self._head()
+        if head:
+            size: int = head.header_length + head.payload
+            return size
+        return records.slot_at(self._delivery.slots, self._index).length
+
+    def _write(self, target: Any, at: int) -> int:
+        """Write all bytes to a place that has room for them."""
+        if self._own is not None:
+            wire.copy(target, at, records.space_base(self._own), 0, len(self._own))
+            return 0
+        delivery = self._delivery
+        index = self._index
+        position = at
+        start = 0
+        if self._space >= 0:
+            start = self._header_length
+            wire.copy(target, position, delivery.space, self._space, start)
+            position += start
+        while index >= 0:
+            slot = records.slot_at(delivery.slots, index)
+            size = slot.length - start
+            wire.copy(target, position, slot.base, slot.offset + start, size)
+            position += size
+            index = slot.following
+            if index >= 0:
+                start = records.slot_at(delivery.slots, index).header_length
+        return 0
+
+    def _own_header(self) -> int:
+        """Copy a lone packet's headers to the header space, where they may be written."""
+        delivery = self._delivery
+        parsed = delivery.parsed
+        delivery.parse(self._index)
+        if not parsed.header_length or parsed.header_length > HEADERS_LIMIT:
+            return 0
+        slot = records.slot_at(delivery.slots, self._index)
+        self._header_length = parsed.header_length
+        self._space = delivery.take_space()
+        wire.copy(delivery.space, self._space, slot.base, slot.offset, parsed.header_length)
+        return 0
+
+    def _describe(self) -> Facts:
+        """All attributes at once."""
+        if self._delivery is None:
+            return self._facts
+        delivery = self._delivery
+        slot = records.slot_at(delivery.slots, self._index)
+        if slot.head >= 0 and slot.following >= 0:
+            return self._describe_merged()
+        return self._describe_lone()
+
+    def _describe_merged(self) -> Facts:
+        delivery = self._delivery
+        slot = records.slot_at(delivery.slots, self._index)
+        head = records.head_at(delivery.heads, slot.head)
+        tcp = head.protocol == headers.TCP
+        kind = GsoType(gso.kind_of(head.version, head.protocol))
+        return Facts(
+            length=head.header_length + head.payload,
+            wire_length=head.header_length + head.payload,
+            packets=head.count,
+            gso_type=kind,
+            gso_size=head.gso_size,
+            gso_segs=head.count,
+            ip_id_mode=IpIdMode(head.id_mode),
+            checksum=ChecksumState.PARTIAL if delivery.partial else ChecksumState.VERIFIED,
+            verdict=Verdict(slot.verdict),
+            closed_by=CloseReason(delivery.reason(self._index)),
+            timestamps=self._timestamps(),
+            interface=slot.interface,
+            vlan=slot.vlan & 0xFFFF if slot.vlan else None,
+            vlan_tpid=slot.vlan >> 16,
+            link=delivery.link,
+            network=head.network,
+            header_length=head.header_length,
+            virtio=VirtioHeader(
+                NEEDS_CSUM if delivery.partial else 0,
+                int(kind),
+                head.header_length,
+                head.gso_size,
+                head.transport,
+                16 if tcp else 6,
+            ),
+        )
+
+    def _describe_lone(self) -> Facts:
+        delivery = self._delivery
+        slot = records.slot_at(delivery.slots, self._index)
+        parsed = delivery.parsed
+        reason = delivery.parse(self._index)
+        state = delivery.state(self._index)
+        kind = GsoType.NONE
+        segments = 1
+        mode = IpIdMode.NONE
+        virtio = _NO_HEADER
+        fits = gso.fits(slot, parsed, reason)
+        if slot.flags & records.AGGREGATED:
+            segments = 0
+            if parsed.header_length:
+                kind = GsoType(gso.kind_of(parsed.version, parsed.protocol))
+        elif slot.flags & records.VNET and fits:
+            kind = GsoType(gso.kind_of(parsed.version, parsed.protocol))
+            segments = (parsed.payload + slot.gso_size - 1) // slot.gso_size
+            mode = IpIdMode.INCREMENT if parsed.version == 4 else IpIdMode.NONE
+        if state == PARTIAL and not self._completed:
+            if slot.flags & records.NEEDS_CSUM:
+                start = slot.csum_start if fits else 0
+                offset = slot.csum_offset
+            else:
+                start = parsed.transport if parsed.header_length else 0
+                offset = 16 if parsed.protocol == headers.TCP else 6
+            if start or kind:
+                virtio = VirtioHeader(
+                    NEEDS_CSUM if start else 0,
+                    slot.gso_type if kind and segments else 0,
+                    parsed.header_length if kind and segments else 0,
+                    slot.gso_size if kind and segments else 0,
+                    start,
+                    offset if start else 0,
+                )
+        elif kind and segments:
+            virtio = VirtioHeader(
+                0,
+                slot.gso_type,
+                parsed.header_length,
+                slot.gso_size,
+                parsed.transport,
+                16 if parsed.protocol == headers.TCP else 6,
+            )
+        if self._completed:
+            state = VERIFIED
+        return Facts(
+            length=slot.length,
+            wire_length=slot.wire_length,
+            packets=1,
+            gso_type=kind,
+            gso_size=slot.gso_size if kind and segments else 0,
+            gso_segs=segments,
+            ip_id_mode=mode,
+            checksum=ChecksumState(state),
+            verdict=Verdict(slot.verdict),
+            closed_by=CloseReason(delivery.reason(self._index)),
+            timestamps=self._timestamps(),
+            interface=slot.interface,
+            vlan=slot.vlan & 0xFFFF if slot.vlan else None,
+            vlan_tpid=slot.vlan >> 16,
+            link=delivery.link,
+            network=parsed.network,
+            header_length=parsed.header_length,
+            virtio=virtio,
+        )
+
+    def _timestamps(self) -> tuple[int, ...]:
+        times = []
+        index = self._index
+        while index >= 0:
+            slot = records.slot_at(self._delivery.slots, index)
+            times.append(slot.timestamp_ns)
+            index = slot.following
+        return tuple(times)
+
+    def _settle(self) -> int:
+        """Write the attributes down and let go of the engine."""
+        self._facts = self._describe()
+        self._delivery = None  # type: ignore[assignment]
+        return 0
+
+    def _forget(self) -> int:
+        """Be nobody's packet, ready to be used again."""
+        self._delivery = None  # type: ignore[assignment]
+        self._facts = None  # type: ignore[assignment]
+        self._own = None
+        return 0
+
+
+records.seal(Packet)

@@ -1,0 +1,60 @@
+"""Memory that must not be overwritten while somebody still looks at it.
+
+CPython refuses to resize a bytearray while a view of it exists; that refusal is how a pinned
+slab is recognised, without counting anything on the way of a packet.
+"""
+
+from netstack_gro.errors import PinnedError
+
+__all__ = ["SlabPool", "is_pinned"]
+
+
+def is_pinned(slab: bytearray) -> bool:
+    """Whether a view of ``slab`` exists. The caller holds none itself; the bytes stay in place."""
+    if not slab:
+        return False
+    last = slab[-1]
+    try:
+        slab.pop()
+    except BufferError:
+        return True
+    slab.append(last)
+    return False
+
+
+class SlabPool:
+    """Slabs of one size, one of them in use: a pinned one is set aside, never overwritten.
+
+    At most ``limit`` slabs exist at once, the one in use included. ``replaced`` counts how often
+    a slab in use was found pinned.
+    """
+
+    __slots__ = ("_aside", "current", "limit", "replaced")
+
+    def __init__(self, first: bytearray, limit: int) -> None:
+        self.current = first
+        self.limit = limit
+        self.replaced = 0
+        self._aside: list[bytearray] = []
+
+    def renew(self) -> bytearray:
+        """A slab of which no view exists, from now on the one in use.
+
+        The caller has released its own view. Raises PinnedError where all ``limit`` are pinned;
+        the slab in use stays in use then.
+        """
+        if not is_pinned(self.current):
+            return self.current
+        self.replaced += 1
+        for position, slab in enumerate(self._aside):
+            if not is_pinned(slab):
+                self._aside[position], self.current = self.current, slab
+                return slab
+        if len(self._aside) + 1 >= self.limit:
+            raise PinnedError(
+                f"views kept by the hook pin all {self.limit} slabs of {len(self.current)} bytes; "
+                "use Packet.detach() to keep bytes, or raise max_slabs"
+            )
+        self._aside.append(self.current)
+        self.current = bytearray(len(self.current))
+        return self.current
