@@ -1,0 +1,1 @@
+"""Captures of this project's own, and the program that records them."""
