@@ -31,6 +31,10 @@ class ConfigError(GroError, ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self._message = message
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.field, self._message)
 
 
 class EngineStateError(GroError, RuntimeError):
@@ -63,6 +67,10 @@ class CaptureError(GroError, OSError):
         super().__init__(f"{where}: {message}")
         self.name = name
         self.offset = offset
+        self._message = message
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, int | None]]:
+        return type(self), (self.name, self._message, self.offset)
 
 
 class CaptureFormatError(CaptureError, ValueError):
@@ -76,9 +84,17 @@ class CaptureTruncatedError(CaptureFormatError):
 class UnsupportedLinkTypeError(CaptureError, ValueError):
     """An interface of a capture has a link type that this package does not read.
 
-    ``link_type`` is its LINKTYPE_ number (https://www.tcpdump.org/linktypes.html).
+    ``link_type`` is its LINKTYPE_ number (https://www.tcpdump.org/linktypes.html), ``known_as``
+    the name there, where it is a well-known one.
     """
 
-    def __init__(self, name: str, link_type: int, offset: int | None = None) -> None:
-        super().__init__(name, f"link type {link_type} is not supported", offset)
+    def __init__(
+        self, name: str, link_type: int, offset: int | None = None, known_as: str | None = None
+    ) -> None:
+        what = f"link type {link_type}" + (f" (LINKTYPE_{known_as})" if known_as else "")
+        super().__init__(name, f"{what} is not supported", offset)
         self.link_type = link_type
+        self.known_as = known_as
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int | None, str | None]]:  # type: ignore[override]
+        return type(self), (self.name, self.link_type, self.offset, self.known_as)

@@ -77,8 +77,6 @@ def link_name(link_type: int, name: str = "capture", offset: int | None = None) 
     try:
         return LINK_NAMES[link_type]
     except KeyError:
-        error = UnsupportedLinkTypeError(name, link_type, offset)
-        if link_type in _KNOWN_NAMES:
-            known = f"link type {link_type} (LINKTYPE_{_KNOWN_NAMES[link_type]})"
-            error.args = (str(error).replace(f"link type {link_type}", known),)
-        raise error from None
+        raise UnsupportedLinkTypeError(
+            name, link_type, offset, _KNOWN_NAMES.get(link_type)
+        ) from None

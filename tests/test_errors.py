@@ -1,0 +1,79 @@
+"""The exceptions: what they derive from, what they say, and that they travel between processes."""
+
+import pickle
+
+import pytest
+
+from netstack_gro import errors
+from netstack_gro.errors import (
+    CaptureError,
+    CaptureFormatError,
+    CaptureTruncatedError,
+    ConfigError,
+    EngineStateError,
+    GroError,
+    GsoError,
+    PinnedError,
+    UnsupportedLinkTypeError,
+    VirtioHeaderError,
+)
+
+EXAMPLES = [
+    ConfigError("capacity", "0 is not within 1 to 65536"),
+    EngineStateError("the engine is closed"),
+    PinnedError("all slabs are pinned"),
+    GsoError("gso_size 0 cuts nothing"),
+    VirtioHeaderError("not a 10-byte virtio_net_hdr"),
+    CaptureError("a.pcap", "No such file or directory"),
+    CaptureFormatError("a.pcap", "not a capture file", 4),
+    CaptureTruncatedError("a.pcap", "ends within its header", 3),
+    UnsupportedLinkTypeError("a.pcap", 127, 20, "IEEE802_11_RADIOTAP"),
+]
+
+BUILT_IN = {
+    ConfigError: ValueError,
+    EngineStateError: RuntimeError,
+    PinnedError: BufferError,
+    GsoError: ValueError,
+    VirtioHeaderError: ValueError,
+    CaptureError: OSError,
+    CaptureFormatError: ValueError,
+    CaptureTruncatedError: CaptureFormatError,
+    UnsupportedLinkTypeError: ValueError,
+}
+
+
+def test_every_error_has_an_example_here() -> None:
+    assert {type(error) for error in EXAMPLES} == {
+        getattr(errors, name) for name in errors.__all__ if name != "GroError"
+    }
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_is_caught_by_the_package_and_by_the_usual_name(error: GroError) -> None:
+    assert isinstance(error, GroError)
+    assert isinstance(error, BUILT_IN[type(error)])
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_keeps_what_it_says_when_it_is_pickled(error: GroError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_a_configuration_error_names_the_field() -> None:
+    assert str(EXAMPLES[0]) == "capacity: 0 is not within 1 to 65536"
+    assert EXAMPLES[0].field == "capacity"
+
+
+def test_a_capture_error_names_the_file_and_the_byte() -> None:
+    assert str(EXAMPLES[6]) == "a.pcap: byte 4: not a capture file"
+    assert str(EXAMPLES[5]) == "a.pcap: No such file or directory"
+
+
+def test_an_unsupported_link_type_is_named() -> None:
+    assert str(EXAMPLES[8]) == (
+        "a.pcap: byte 20: link type 127 (LINKTYPE_IEEE802_11_RADIOTAP) is not supported"
+    )
