@@ -108,7 +108,7 @@ BARRIERS = {
     Verdict.FRAGMENT,
     Verdict.IP_CHECKSUM,
 }
-BARRIER_FAULTS = {"esp_header", "ah_header", "other_extension", "many_extensions", "jumbo"}
+BARRIER_FAULTS = {"esp_header", "ah_header", "other_extension", "many_extensions"}
 WITHOUT_FLOW = {Verdict.NOT_IP, Verdict.OTHER_PROTOCOL}
 OTHER_FLOW = {"tunnel_port", "port_4500"}  # the port is part of the key
 SOMETIMES = {"transport_truncated", "length_short", "ihl_long"}  # the ports may be out of reach
