@@ -14,7 +14,20 @@ from types import ModuleType
 
 __all__ = ["HOT_MODULES", "INTERPRETED_VARIABLE", "SourceOnlyFinder", "select_engine"]
 
-HOT_MODULES = ("headers", "tcp", "udp", "gro", "batch", "packet", "gso")
+HOT_MODULES = (
+    "batch",
+    "delivery",
+    "engine",
+    "gro",
+    "gso",
+    "headers",
+    "merge",
+    "outbox",
+    "packet",
+    "table",
+    "tcp",
+    "udp",
+)
 """The modules of `netstack_gro` that the build compiles, all or none."""
 
 INTERPRETED_VARIABLE = "NETSTACK_GRO_INTERPRETED"

@@ -279,6 +279,7 @@ class Batch:
     def _drop(self) -> int:
         for index in range(self._count):
             self._owners[index] = None
+            records.forget_slot(records.slot_at(self._slots, index))
         self._count = 0
         return 0
 

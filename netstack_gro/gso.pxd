@@ -32,7 +32,10 @@ cdef class Segments:
     cdef int _write_network(self, byte *target, int total) noexcept
     @cython.locals(at=cython.int, flags=cython.uint)
     cdef int _write_tcp(self, byte *target, bint last) noexcept
-    @cython.locals(at=cython.int, count=cython.int, field=cython.int, check=cython.uint, covered=cython.ulonglong)
+    @cython.locals(
+        at=cython.int, count=cython.int, field=cython.int, check=cython.uint,
+        covered=cython.ulonglong
+    )
     cdef int _write_checksum(self, byte *target, int total) noexcept
 
 @cython.locals(

@@ -14,7 +14,9 @@ cdef int UDP_LENGTH, UDP_EMPTY, UDP_NO_CHECKSUM
 cdef int LINK_HEADER, TOS, TTL, DF, FLOW_LABEL, EXTENSION_HEADERS
 
 @cython.locals(at=cython.int, kind=cython.int, tags=cython.int)
-cdef int find_network(int link, const byte *base, Py_ssize_t offset, int length, Parsed *found) noexcept
+cdef int find_network(
+    int link, const byte *base, Py_ssize_t offset, int length, Parsed *found
+) noexcept
 
 @cython.locals(
     size=cython.int, header=cython.int, total=cython.int, fragment=cython.int, reason=cython.int,

@@ -159,3 +159,9 @@ cdef inline object piece(const byte *base, Py_ssize_t at, Py_ssize_t count):
 
 cdef inline void seal(object kind) noexcept:
     pass
+
+cdef inline void forget_slot(Slot *slot) noexcept:
+    pass
+
+cdef inline void forget_head(Head *head) noexcept:
+    pass

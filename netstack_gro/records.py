@@ -23,6 +23,8 @@ __all__ = [
     "copy_slot",
     "counters",
     "finished",
+    "forget_head",
+    "forget_slot",
     "head_at",
     "heads",
     "indices",
@@ -338,3 +340,13 @@ def seal(kind: type) -> None:
         raise TypeError(f"type '{kind.__module__}.{kind.__name__}' is not an acceptable base type")
 
     kind.__init_subclass__ = classmethod(refuse)  # type: ignore[method-assign,assignment]
+
+
+def forget_slot(slot: Slot) -> None:
+    """Refer to the packet's memory no longer (a pointer holds nothing in compiled code)."""
+    slot.base = b""
+
+
+def forget_head(head: Head) -> None:
+    """Refer to the first packet's memory no longer."""
+    head.base = b""

@@ -1,0 +1,139 @@
+"""Outbox: the results of a batch as packets for the hook, counted, and taken back afterwards."""
+
+from netstack_gro import records
+from netstack_gro.config import ChecksumState
+from netstack_gro.delivery import Delivery
+from netstack_gro.packet import Packet, make_packet
+from netstack_gro.stats import Stats
+from netstack_gro.verdicts import CloseReason, Verdict
+
+PARTIAL = int(ChecksumState.PARTIAL)
+VERDICTS = len(Verdict)
+REASONS = len(CloseReason)
+
+
+class Outbox:
+    """Packets that are used again for every flush, and the counters of all flushes.
+
+    A packet is reused as long as nobody but the outbox refers to it once the hook has returned.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_bytes_out",
+        "_delivery",
+        "_free",
+        "_packets_in",
+        "_packets_out",
+        "_reasons",
+        "_segments",
+        "_super_packets",
+        "_verdicts",
+    )
+
+    _batches: int
+    _bytes_out: int
+    _delivery: Delivery
+    _free: list[Packet]
+    _packets_in: int
+    _packets_out: int
+    _reasons: list[int]
+    _segments: int
+    _super_packets: int
+    _verdicts: list[int]
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        self._free = []
+        self._verdicts = records.counters(VERDICTS)
+        self._reasons = records.counters(REASONS)
+        self._batches = 0
+        self._packets_in = 0
+        self._packets_out = 0
+        self._bytes_out = 0
+        self._super_packets = 0
+        self._segments = 0
+
+    def __dealloc__(self) -> None:
+        records.release(self._verdicts)
+        records.release(self._reasons)
+
+    def pack(self, out: list[int], count: int) -> list[Packet]:
+        """The packets that begin at the ``count`` slots of ``out``, in that order."""
+        delivery = self._delivery
+        packets = []
+        inputs = 0
+        for position in range(count):
+            index = out[position]
+            slot = records.slot_at(delivery.slots, index)
+            if position == len(self._free):
+                self._free.append(make_packet())
+            packet = self._free[position]
+            packet._delivery = delivery
+            packet._index = index
+            packet._space = -1
+            packet._completed = False
+            packets.append(packet)
+            if slot.head >= 0:
+                head = records.head_at(delivery.heads, slot.head)
+                self._reasons[delivery.reason(index)] += 1
+                self._verdicts[slot.verdict] += head.count
+                inputs += head.count
+                if head.count > 1:
+                    self._super_packets += 1
+                    self._segments += head.count
+                    self._bytes_out += head.header_length + head.payload
+                    packet._space = delivery.write_header(index)
+                    packet._header_length = head.header_length
+                    continue
+            else:
+                self._verdicts[slot.verdict] += 1
+                inputs += 1
+            self._bytes_out += slot.length
+            if slot.checksum == PARTIAL and not delivery.partial:
+                self._complete(packet, index)
+        self._packets_in += inputs
+        self._packets_out += count
+        self._batches += 1
+        return packets
+
+    def _complete(self, packet: Packet, index: int) -> int:
+        """Complete the partial checksum of a lone packet, where that is possible."""
+        delivery = self._delivery
+        place = delivery.complete(index)
+        if place >= 0:
+            packet._space = place
+            packet._header_length = delivery.parsed.header_length
+            packet._completed = True
+        return 0
+
+    def take_back(self, count: int) -> int:
+        """Release the packets of a flush; one that the hook kept has its facts written down."""
+        for position in range(count):
+            packet = self._free[position]
+            if records.kept(packet, 2):  # the list's reference and this one
+                if packet._delivery is not None:
+                    packet._settle()
+                self._free[position] = make_packet()
+            else:
+                packet._forget()
+        return 0
+
+    def stats(self, bytes_in: int) -> Stats:
+        """A snapshot of the counters."""
+        return Stats(
+            batches=self._batches,
+            packets_in=self._packets_in,
+            bytes_in=bytes_in,
+            packets_out=self._packets_out,
+            bytes_out=self._bytes_out,
+            super_packets=self._super_packets,
+            segments=self._segments,
+            pinned=self._delivery.pool.replaced,
+            verdicts={verdict: self._verdicts[verdict] for verdict in Verdict},
+            closed={
+                reason: self._reasons[reason]
+                for reason in CloseReason
+                if reason is not CloseReason.NOT_HELD
+            },
+        )
