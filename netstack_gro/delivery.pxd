@@ -1,10 +1,8 @@
-from netstack_gro cimport gso, headers, records, wire
+from netstack_gro cimport codes, gso, headers, records, wire
 from netstack_gro.batch cimport Batch
 from netstack_gro.records cimport Head, HeadPointer, Parsed, ParsedPointer, Slot, SlotPointer
 from netstack_gro.wire cimport byte
 cimport cython
-
-cdef int HEADERS_LIMIT, UNKNOWN, VERIFIED, PARTIAL, BARRIER, BATCH_END
 
 
 @cython.final

@@ -4,18 +4,10 @@ The batch in flight, the heads that its packets opened, and the space where supe
 their rewritten headers: input is never written to.
 """
 
-from netstack_gro import gso, headers, records, wire
+from netstack_gro import codes, gso, headers, records, wire
 from netstack_gro.batch import Batch
-from netstack_gro.config import ChecksumState, Link
+from netstack_gro.config import Link
 from netstack_gro.slabs import SlabPool
-from netstack_gro.verdicts import CloseReason
-
-HEADERS_LIMIT = 256  # headers.HEADERS_LIMIT: what one place of the header space holds
-UNKNOWN = int(ChecksumState.UNKNOWN)
-VERIFIED = int(ChecksumState.VERIFIED)
-PARTIAL = int(ChecksumState.PARTIAL)
-BARRIER = int(CloseReason.BARRIER)
-BATCH_END = int(CloseReason.BATCH_END)
 
 
 class Delivery:
@@ -62,11 +54,11 @@ class Delivery:
 
     def __init__(self, link: Link, capacity: int, default: int, max_slabs: int) -> None:
         self.link = link
-        self.layout = headers.LINKS[link]
+        self.layout = codes.LINKS[link]
         self.capacity = capacity
         self.heads = records.heads(capacity)
         self.parsed = records.parsed()
-        self.pool = SlabPool(bytearray(capacity * HEADERS_LIMIT), max_slabs)
+        self.pool = SlabPool(bytearray(capacity * codes.HEADERS_LIMIT), max_slabs)
         self.memory = self.pool.current
         self.space = records.space_base(self.memory)
         self.view = memoryview(self.memory)
@@ -95,21 +87,21 @@ class Delivery:
         head = records.head_at(self.heads, slot.head)
         if head.closed:
             return head.closed
-        return BARRIER if head.barrier != self.barrier else BATCH_END
+        return codes.CLOSED_BARRIER if head.barrier != self.barrier else codes.CLOSED_BATCH_END
 
     def state(self, index: int) -> int:
         """The `ChecksumState` with which a packet came, or that the engine found."""
         slot = records.slot_at(self.slots, index)
         state = slot.checksum if slot.checksum else self.default
-        if state == UNKNOWN and slot.head >= 0:
+        if state == codes.UNKNOWN and slot.head >= 0:
             head = records.head_at(self.heads, slot.head)
             if head.verified:
-                return VERIFIED
+                return codes.VERIFIED
         return state
 
     def take_space(self) -> int:
         """The offset of a free place for a header."""
-        at = self.used * HEADERS_LIMIT
+        at = self.used * codes.HEADERS_LIMIT
         self.used += 1
         return at
 
@@ -147,7 +139,7 @@ class Delivery:
             )
         else:
             wire.put_u16(self.space, at + head.network + 4, length - 40)
-        if head.protocol == headers.TCP:
+        if head.protocol == codes.TCP:
             wire.put_u8(
                 self.space,
                 at + head.transport + 13,
@@ -166,7 +158,7 @@ class Delivery:
             covered = headers.address_sum(self.space, head.space + head.network, head.version)
             covered += head.protocol + count
             check = wire.fold(covered)
-        elif head.protocol == headers.TCP:
+        elif head.protocol == codes.TCP:
             covered = head.transport_sum + head.payload + self.sum_payload(head)
             covered += wire.u32(self.space, at + 4)
             covered += wire.u16(self.space, at + 12)
@@ -176,12 +168,12 @@ class Delivery:
             check = 0xFFFF - wire.fold(covered)
             if not check:
                 check = 0xFFFF  # RFC 768: 0 would say that there is none
-        wire.put_u16(self.space, at + (16 if head.protocol == headers.TCP else 6), check)
+        wire.put_u16(self.space, at + (16 if head.protocol == codes.TCP else 6), check)
         return 0
 
     def sum_payload(self, head: records.Head) -> int:
         """The sum of a super-packet's payload, not folded."""
-        if head.checksum != PARTIAL:
+        if head.checksum != codes.PARTIAL:
             # What a right checksum covers sums to 0 modulo 65,535, so a payload is minus the
             # rest; where it starts at an odd offset, its bytes change places in their words.
             return 0xFFFF - wire.fold(head.even_sum) + 0xFFFF - wire.swap16(wire.fold(head.odd_sum))
@@ -206,9 +198,9 @@ class Delivery:
         slot = records.slot_at(self.slots, index)
         parsed = self.parsed
         reason = self.parse(index)
-        if not parsed.header_length or parsed.header_length > HEADERS_LIMIT:
+        if not parsed.header_length or parsed.header_length > codes.HEADERS_LIMIT:
             return -1
-        if reason == headers.TRUNCATED or not gso.fits(slot, parsed, reason):
+        if reason == codes.TRUNCATED or not gso.fits(slot, parsed, reason):
             return -1
         # Whoever said "partial" may be wrong: only a pseudo-header sum can be completed.
         if not headers.checksum_right(
@@ -223,10 +215,10 @@ class Delivery:
         ):
             return -1
         at = parsed.transport
-        field = at + (16 if parsed.protocol == headers.TCP else 6)
+        field = at + (16 if parsed.protocol == codes.TCP else 6)
         count = parsed.network + parsed.length - at
         check = 0xFFFF - wire.sum16(slot.base, slot.offset + at, count)
-        if not check and parsed.protocol == headers.UDP:
+        if not check and parsed.protocol == codes.UDP:
             check = 0xFFFF
         place = self.take_space()
         wire.copy(self.space, place, slot.base, slot.offset, parsed.header_length)

@@ -1,12 +1,8 @@
-from netstack_gro cimport gso, headers, merge, records, wire
+from netstack_gro cimport codes, gso, headers, merge, records, wire
 from netstack_gro.records cimport Head, HeadPointer, Parsed, ParsedPointer, Slot, SlotPointer
 from netstack_gro.table cimport FlowTable
 from netstack_gro.wire cimport byte
 cimport cython
-
-cdef int ALONE, DISABLED, UDP_PORT, ALREADY_AGGREGATED, BAD_VNET_HEADER, PROTOCOL_OFF
-cdef int NEVER_MERGE, TOO_LARGE, BAD_CHECKSUM, OPENED, NO_ID
-cdef int CLOSED_PASSED, CLOSED_PSH, CLOSED_FIN, CLOSED_COUNT, CLOSED_BAD_CHECKSUM, HEAD_BAD
 
 
 @cython.final

@@ -7,33 +7,10 @@ flow cannot be read, every head at once by a barrier: so a flow is never reorder
 
 from collections.abc import Callable
 
-from netstack_gro import gso, headers, merge, records, wire
-from netstack_gro.config import IpIdMode
+from netstack_gro import codes, gso, headers, merge, records, wire
 from netstack_gro.flow import Flow
 from netstack_gro.records import Base
 from netstack_gro.table import FlowTable
-from netstack_gro.verdicts import CloseReason, Verdict
-
-NO_ID = int(IpIdMode.NONE)
-
-ALONE = int(Verdict.ALONE)
-DISABLED = int(Verdict.DISABLED)
-UDP_PORT = int(Verdict.UDP_PORT)
-ALREADY_AGGREGATED = int(Verdict.ALREADY_AGGREGATED)
-BAD_VNET_HEADER = int(Verdict.BAD_VNET_HEADER)
-PROTOCOL_OFF = int(Verdict.PROTOCOL_OFF)
-NEVER_MERGE = int(Verdict.NEVER_MERGE)
-TOO_LARGE = int(Verdict.TOO_LARGE)
-BAD_CHECKSUM = int(Verdict.BAD_CHECKSUM)
-OPENED = int(Verdict.OPENED)
-
-CLOSED_PASSED = int(CloseReason.PASSED)
-CLOSED_PSH = int(CloseReason.PSH)
-CLOSED_FIN = int(CloseReason.FIN)
-CLOSED_COUNT = int(CloseReason.COUNT)
-CLOSED_BAD_CHECKSUM = int(CloseReason.BAD_CHECKSUM)
-
-HEAD_BAD = -1  # merge.HEAD_BAD
 
 
 class Engine:
@@ -43,7 +20,7 @@ class Engine:
     slots that begin a packet to deliver, in arrival order. barrier: heads opened before the
     present one are closed. The other attributes are the rules in force, as `GroConfig` and
     `Limits` have them: sums asks for complete checksums, fixed_ids is a number of
-    `merge.FIXED_IDS`, max_frame is 0 for no limit. failure: what the predicate raised.
+    `codes.FIXED_IDS`, max_frame is 0 for no limit. failure: what the predicate raised.
     """
 
     __slots__ = (
@@ -131,7 +108,7 @@ class Engine:
         slot = records.slot_at(self.slots, index)
         slot.head = -1
         slot.following = -1
-        slot.verdict = ALONE
+        slot.verdict = codes.ALONE
         self.bytes_in += slot.length
         self.out[0] = index
         self.out_count = 1
@@ -159,7 +136,7 @@ class Engine:
                     answer = merge.follow(self.slots, head, slot, index, self.fixed_ids, self.sums)
                     if not answer:
                         continue
-                    if answer == CLOSED_BAD_CHECKSUM:
+                    if answer == codes.CLOSED_BAD_CHECKSUM:
                         self._refuse(head, slot, index)
                         continue
             self._admit(slot, index)
@@ -181,7 +158,7 @@ class Engine:
         if not self.enabled:
             parsed.readable = False
             parsed.barrier = False
-            return self._pass(slot, index, DISABLED)
+            return self._pass(slot, index, codes.DISABLED)
         reason = headers.parse(
             self._layout, slot.base, slot.offset, slot.length, slot.wire_length, parsed
         )
@@ -200,16 +177,16 @@ class Engine:
                     if not why:
                         self._recent = number
                         return 0
-                if why == CLOSED_BAD_CHECKSUM:
+                if why == codes.CLOSED_BAD_CHECKSUM:
                     return self._refuse(head, slot, index)
-                if why != HEAD_BAD:
+                if why != codes.HEAD_BAD:
                     merge.close(head, why)
         return self._open(slot, index, state)
 
     def _refuse(self, head: records.Head, slot: records.Slot, index: int) -> int:
         """Pass a packet through that its own checksum keeps from extending a head."""
-        merge.close(head, CLOSED_BAD_CHECKSUM)
-        slot.verdict = BAD_CHECKSUM
+        merge.close(head, codes.CLOSED_BAD_CHECKSUM)
+        slot.verdict = codes.BAD_CHECKSUM
         self.out[self.out_count] = index
         self.out_count += 1
         return 0
@@ -217,22 +194,22 @@ class Engine:
     def _policy(self, slot: records.Slot) -> int:
         """The `Verdict` by which a well-formed candidate is passed through all the same, or 0."""
         parsed = self._parsed
-        if parsed.protocol == headers.UDP and (
+        if parsed.protocol == codes.UDP and (
             wire.u8(self._port_table, wire.u16(slot.base, slot.offset + parsed.transport + 2))
             or wire.u8(self._port_table, wire.u16(slot.base, slot.offset + parsed.transport)) & 2
         ):
-            return UDP_PORT
+            return codes.UDP_PORT
         if slot.flags:
             if slot.flags & records.AGGREGATED:
-                return ALREADY_AGGREGATED
+                return codes.ALREADY_AGGREGATED
             if not gso.fits(slot, parsed, 0):
-                return BAD_VNET_HEADER
+                return codes.BAD_VNET_HEADER
             if slot.flags & records.VNET:
-                return ALREADY_AGGREGATED
-        if not (self.tcp if parsed.protocol == headers.TCP else self.udp):
-            return PROTOCOL_OFF
+                return codes.ALREADY_AGGREGATED
+        if not (self.tcp if parsed.protocol == codes.TCP else self.udp):
+            return codes.PROTOCOL_OFF
         if slot.length - parsed.network > self._limit():
-            return TOO_LARGE
+            return codes.TOO_LARGE
         return 0
 
     def _limit(self) -> int:
@@ -254,7 +231,7 @@ class Engine:
             if number >= 0:
                 head = records.head_at(self.heads, number)
                 if head.open and head.barrier == self.barrier:
-                    merge.close(head, CLOSED_PASSED)
+                    merge.close(head, codes.CLOSED_PASSED)
         return 0
 
     def _open(self, slot: records.Slot, index: int, state: int) -> int:
@@ -263,14 +240,14 @@ class Engine:
         predicate = self.never_merge
         if predicate is not None and self._claimed(predicate, slot):
             parsed.readable = False
-            return self._pass(slot, index, NEVER_MERGE)
+            return self._pass(slot, index, codes.NEVER_MERGE)
         number = self._head_count
         self._table.enter(number)
         self._head_count += 1
         self._recent = number
         self.out[self.out_count] = index
         self.out_count += 1
-        slot.verdict = OPENED
+        slot.verdict = codes.OPENED
         slot.head = number
         head = records.head_at(self.heads, number)
         head.base = slot.base
@@ -295,23 +272,23 @@ class Engine:
         head.ready = False
         head.open = True
         head.closed = 0
-        head.id_mode = NO_ID
+        head.id_mode = codes.NO_ID
         if parsed.version == 4:
             head.ip_id = wire.u16(slot.base, slot.offset + parsed.network + 4)
         head.flags = 0
-        if parsed.protocol == headers.TCP:
+        if parsed.protocol == codes.TCP:
             head.count_limit = self.tcp_limit
             head.sequence = (
                 wire.u32(slot.base, slot.offset + parsed.transport + 4) + parsed.payload
             ) & wire.MASK32
             flags = parsed.flags & 0x09
             if flags:
-                merge.close(head, CLOSED_PSH if flags & 0x08 else CLOSED_FIN)
+                merge.close(head, codes.CLOSED_PSH if flags & 0x08 else codes.CLOSED_FIN)
                 return 0
         else:
             head.count_limit = self.udp_limit
         if head.count_limit == 1:
-            merge.close(head, CLOSED_COUNT)
+            merge.close(head, codes.CLOSED_COUNT)
         return 0
 
     def _claimed(self, predicate: Callable[[Flow], bool], slot: records.Slot) -> bool:

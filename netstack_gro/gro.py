@@ -7,7 +7,7 @@ What callers hand in is checked and converted here; `Engine` decides what become
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
-from netstack_gro import headers, merge, records, wire
+from netstack_gro import codes, records, wire
 from netstack_gro.batch import Batch
 from netstack_gro.config import ChecksumState, GroConfig, Limits, port_map
 from netstack_gro.delivery import Delivery
@@ -23,9 +23,6 @@ __all__ = ["GroDispatcher"]
 IDLE = 1
 BUSY = 2
 CLOSED = 3
-
-UNKNOWN = int(ChecksumState.UNKNOWN)
-VERIFIED = int(ChecksumState.VERIFIED)
 
 
 class GroDispatcher:
@@ -85,8 +82,8 @@ class GroDispatcher:
             config = GroConfig()
         elif not isinstance(config, GroConfig):
             raise TypeError(f"config: a GroConfig is required, not {type(config).__name__!r}")
-        layout = headers.LINKS[config.link]
-        default = VERIFIED if config.received_checksums == "trust" else UNKNOWN
+        layout = codes.LINKS[config.link]
+        default = codes.VERIFIED if config.received_checksums == "trust" else codes.UNKNOWN
         ports = port_map(config.udp_tunnel_ports, config.udp_tunnel_ports_either)
         self._hook = hook
         self._sink = hasattr(hook, "limits")
@@ -278,7 +275,7 @@ class GroDispatcher:
         engine.tcp_limit = min(config.max_tcp_segments or 65535, held.max_tcp_segments or 65535)
         engine.udp_limit = min(config.max_udp_segments, held.max_udp_segments)
         engine.fixed_ids = max(
-            merge.FIXED_IDS[config.fixed_ip_ids], merge.FIXED_IDS[held.fixed_ip_ids]
+            codes.FIXED_IDS[config.fixed_ip_ids], codes.FIXED_IDS[held.fixed_ip_ids]
         )
         self._delivery.partial = (
             config.delivered_checksums == "partial" and held.delivered_checksums == "partial"

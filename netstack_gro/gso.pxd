@@ -1,9 +1,7 @@
-from netstack_gro cimport headers, records, wire
+from netstack_gro cimport codes, headers, records, wire
 from netstack_gro.records cimport Parsed, Slot
 from netstack_gro.wire cimport BytePointer, ConstBytePointer, byte
 cimport cython
-
-cdef int TCP, UDP, TCPV4, TCPV6, UDP_L4, NO_GSO_SIZE
 
 
 @cython.final

@@ -9,7 +9,7 @@ is what every segment is derived from. Sources: include/linux/virtio_net.h and n
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from netstack_gro import headers, records, wire
+from netstack_gro import codes, headers, records, wire
 from netstack_gro.batch import contiguous
 from netstack_gro.config import IpIdMode, Link
 from netstack_gro.errors import GsoError
@@ -18,14 +18,8 @@ from netstack_gro.virtio import GSO_ECN, GsoType, VirtioHeader
 
 __all__ = ["complete_checksum", "segment"]
 
-TCP = 6
-UDP = 17
-TCPV4 = int(GsoType.TCPV4)
-TCPV6 = int(GsoType.TCPV6)
-UDP_L4 = int(GsoType.UDP_L4)
 
 _TUNNEL_BITS = 0x60  # VIRTIO_NET_HDR_GSO_UDP_TUNNEL_IPV4 and _IPV6, include/uapi/linux/virtio_net.h
-NO_GSO_SIZE = 0xFFFF  # GSO_BY_FRAGS, which the kernel reserves
 
 
 class Segments:
@@ -102,7 +96,7 @@ class Segments:
         target = records.blank_base(data)
         wire.copy(target, 0, self._base, 0, self._header_length)
         wire.copy(target, self._header_length, self._base, self._at, size)
-        if self._protocol == TCP:
+        if self._protocol == codes.TCP:
             self._write_tcp(target, last)
         else:
             wire.put_u16(target, self._transport + 4, 8 + size)
@@ -143,7 +137,7 @@ class Segments:
     def _write_checksum(self, target: Any, total: int) -> int:
         at = self._transport
         count = total - at
-        field = at + (16 if self._protocol == TCP else 6)
+        field = at + (16 if self._protocol == codes.TCP else 6)
         if self._no_checksum:
             return 0
         covered = headers.address_sum(target, self._network, self._version)
@@ -154,7 +148,7 @@ class Segments:
         wire.put_u16(target, field, 0)
         covered += wire.sum16(target, at, count)
         check = 0xFFFF - wire.fold(covered)
-        if not check and self._protocol == UDP:
+        if not check and self._protocol == codes.UDP:
             check = 0xFFFF  # RFC 768: 0 would say that there is none
         wire.put_u16(target, field, check)
         return 0
@@ -193,8 +187,8 @@ def segment(
     mode = IpIdMode(ip_id_mode)
     if checksums != "complete" and checksums != "partial":
         raise ValueError(f"checksums: {checksums!r} is neither 'complete' nor 'partial'")
-    if link is not None and link not in headers.LINKS:
-        raise ValueError(f"link: {link!r} is not one of {', '.join(headers.LINKS)}")
+    if link is not None and link not in codes.LINKS:
+        raise ValueError(f"link: {link!r} is not one of {', '.join(codes.LINKS)}")
     view = contiguous(packet)
     if header.gso_type & ~GSO_ECN == GsoType.NONE:
         return iter((packet,))
@@ -218,9 +212,9 @@ def _segments(
     kind = header.gso_type & ~GSO_ECN
     if kind & _TUNNEL_BITS:
         raise GsoError(f"gso_type {header.gso_type:#x}: segmentation inside a tunnel")
-    if kind != TCPV4 and kind != TCPV6 and kind != UDP_L4:
-        raise GsoError(f"gso_type {header.gso_type:#x} is not TCPV4, TCPV6 or UDP_L4")
-    if header.gso_size == 0 or header.gso_size == NO_GSO_SIZE:
+    if kind != codes.GSO_TCPV4 and kind != codes.GSO_TCPV6 and kind != codes.GSO_UDP_L4:
+        raise GsoError(f"gso_type {header.gso_type:#x} is not GSO_TCPV4, GSO_TCPV6 or UDP_L4")
+    if header.gso_size == 0 or header.gso_size == codes.NO_GSO_SIZE:
         raise GsoError(f"gso_size {header.gso_size} cuts nothing")
     if len(view) > 2**31 - 1:
         raise GsoError(f"a packet of {len(view)} bytes")
@@ -230,7 +224,7 @@ def _segments(
             f"gso_type {header.gso_type:#x} on IPv{found.version} protocol {found.protocol}"
         )
     if header.needs_csum:
-        offset = 16 if found.protocol == TCP else 6
+        offset = 16 if found.protocol == codes.TCP else 6
         if header.csum_start != found.transport or header.csum_offset != offset:
             raise GsoError(
                 f"csum_start {header.csum_start} and csum_offset {header.csum_offset} are not "
@@ -248,7 +242,7 @@ def _segments(
     result._id_step = 0 if mode is IpIdMode.FIXED else 1
     result._partial = checksums == "partial"
     result._no_checksum = (
-        found.protocol == UDP
+        found.protocol == codes.UDP
         and found.version == 4
         and not header.needs_csum
         and view[found.transport + 6] == 0
@@ -259,9 +253,9 @@ def _segments(
 
 def kind_of(version: int, protocol: int) -> int:
     """The gso_type of a TCP or UDP packet."""
-    if protocol == UDP:
-        return UDP_L4
-    return TCPV4 if version == 4 else TCPV6
+    if protocol == codes.UDP:
+        return codes.GSO_UDP_L4
+    return codes.GSO_TCPV4 if version == 4 else codes.GSO_TCPV6
 
 
 def fits(slot: records.Slot, found: records.Parsed, reason: int) -> bool:
@@ -271,7 +265,7 @@ def fits(slot: records.Slot, found: records.Parsed, reason: int) -> bool:
     A header that asks only for a checksum of a protocol that is not parsed is believed within
     the packet's bounds.
     """
-    offset = 16 if found.protocol == TCP else 6
+    offset = 16 if found.protocol == codes.TCP else 6
     if slot.flags & records.NEEDS_CSUM:
         if slot.csum_start + slot.csum_offset + 2 > slot.length:
             return False
@@ -283,9 +277,9 @@ def fits(slot: records.Slot, found: records.Parsed, reason: int) -> bool:
         return True
     if not found.header_length or not found.payload or found.refused:
         return False
-    if reason == headers.TRUNCATED or reason == headers.TRAILING_BYTES:
+    if reason == codes.TRUNCATED or reason == codes.TRAILING_BYTES:
         return False
-    if slot.gso_size == 0 or slot.gso_size == NO_GSO_SIZE:
+    if slot.gso_size == 0 or slot.gso_size == codes.NO_GSO_SIZE:
         return False
     return slot.gso_type & 0x7F == kind_of(found.version, found.protocol)
 
@@ -295,15 +289,15 @@ def _find(
 ) -> int:
     """Locate the headers of ``packet``; with no link named, by where the transport header is."""
     base = records.view_base(packet, view)
-    names = (link,) if link is not None else tuple(headers.LINKS)
+    names = (link,) if link is not None else tuple(codes.LINKS)
     refused = None
     for name in names:
-        problem = locate(headers.LINKS[name], base, len(view), found)
+        problem = locate(codes.LINKS[name], base, len(view), found)
         if not problem and (link is not None or header.csum_start == found.transport):
             return 0
         if refused is None:
             refused = _PROBLEMS[problem]
-    if link is None and not header.needs_csum and not locate(headers.IP, base, len(view), found):
+    if link is None and not header.needs_csum and not locate(codes.LINK_IP, base, len(view), found):
         return 0
     raise GsoError(
         f"{refused} (link {link})"
@@ -317,7 +311,7 @@ _PROBLEMS = (
     "the packet does not hold a whole IP header",
     "the IP length is not the packet's",
     "a fragment, or extension headers that cannot be copied",
-    "neither TCP nor UDP",
+    "neither codes.TCP nor UDP",
     "the packet does not hold a whole transport header",
 )
 
@@ -335,11 +329,11 @@ def locate(link: int, base: Base, length: int, found: records.Parsed) -> int:
     found.barrier = False
     found.refused = False
     expected = 0
-    if link == headers.IPV4:
+    if link == codes.LINK_IPV4:
         expected = 4
-    elif link == headers.IPV6:
+    elif link == codes.LINK_IPV6:
         expected = 6
-    elif link != headers.IP:
+    elif link != codes.LINK_IP:
         if headers.find_network(link, base, 0, length, found):
             return 1
         expected = found.version
@@ -362,16 +356,16 @@ def locate(link: int, base: Base, length: int, found: records.Parsed) -> int:
         found.transport = found.network + header
     elif found.version == 6:
         reason = headers.parse_ipv6(base, 0, length, length, found)
-        if reason == headers.TRUNCATED or reason == headers.TRAILING_BYTES:
+        if reason == codes.TRUNCATED or reason == codes.TRAILING_BYTES:
             return 2
         if found.barrier or found.refused:
-            return 3 if reason != headers.IP_TRUNCATED else 1
+            return 3 if reason != codes.IP_TRUNCATED else 1
     else:
         return 1
-    if found.protocol == TCP:
-        headers.parse_tcp(base, 0, headers.OTHER_PROTOCOL, found)
-    elif found.protocol == UDP:
-        headers.parse_udp(base, 0, headers.OTHER_PROTOCOL, found)
+    if found.protocol == codes.TCP:
+        headers.parse_tcp(base, 0, codes.OTHER_PROTOCOL, found)
+    elif found.protocol == codes.UDP:
+        headers.parse_udp(base, 0, codes.OTHER_PROTOCOL, found)
     else:
         return 4
     return 0 if found.header_length else 5

@@ -1,17 +1,8 @@
-from netstack_gro cimport records, wire
+from netstack_gro cimport codes, records, wire
 from netstack_gro.records cimport Head, Parsed
 from netstack_gro.wire cimport byte
 cimport cython
 
-cdef int IP, IPV4, IPV6, ETHERNET, NULL_LINK, LOOP, SLL, SLL2
-cdef int TCP, UDP, HOP_BY_HOP, ROUTING, FRAGMENT_HEADER, DESTINATION
-cdef int HEADERS_LIMIT, EXTENSION_LIMIT
-cdef int LINK_TRUNCATED, NOT_IP, VLAN_DEPTH, IP_VERSION, IP_TRUNCATED, IP_HEADER_LENGTH
-cdef int IP_LENGTH_ZERO, TRUNCATED, TRAILING_BYTES, IP_OPTIONS, FRAGMENT, IP_RESERVED_BIT
-cdef int IP_CHECKSUM, EXTENSION_HEADER, OTHER_PROTOCOL, TRANSPORT_TRUNCATED, HEADERS_TOO_LONG
-cdef int TCP_DATA_OFFSET, TCP_SYN, TCP_RST, TCP_URG, TCP_CWR, TCP_NO_PAYLOAD
-cdef int UDP_LENGTH, UDP_EMPTY, UDP_NO_CHECKSUM
-cdef int LINK_HEADER, TOS, TTL, DF, FLOW_LABEL, EXTENSION_HEADERS
 
 @cython.locals(at=cython.int, kind=cython.int, tags=cython.int)
 cdef int find_network(

@@ -4,75 +4,11 @@
 facts and nothing below checks them again. Sources: RFC 791 and RFC 6864 (IPv4), RFC 8200
 (IPv6), RFC 9293 (TCP), RFC 768 (UDP), IEEE 802.1Q (VLAN tags), tcpdump.org/linktypes.html.
 
-Layouts of link headers are numbers here: ``LINKS`` maps the names of `config.Link` to them.
+Layouts of link headers are numbers here: `codes.LINKS` maps the names of `config.Link` to them.
 """
 
-from netstack_gro import records, wire
+from netstack_gro import codes, records, wire
 from netstack_gro.records import Base
-from netstack_gro.verdicts import CloseReason, Verdict
-
-IP = 0
-IPV4 = 1
-IPV6 = 2
-ETHERNET = 3
-NULL_LINK = 4
-LOOP = 5
-SLL = 6
-SLL2 = 7
-LINKS = {
-    "ip": 0,
-    "ipv4": 1,
-    "ipv6": 2,
-    "ethernet": 3,
-    "null": 4,
-    "loop": 5,
-    "sll": 6,
-    "sll2": 7,
-}
-
-TCP = 6  # IANA protocol numbers
-UDP = 17
-HOP_BY_HOP = 0
-ROUTING = 43
-FRAGMENT_HEADER = 44
-DESTINATION = 60
-
-HEADERS_LIMIT = 256  # what the engine's header space holds for one packet
-EXTENSION_LIMIT = 8  # bounds the walk; Linux's default is 8 too (net.ipv6.max_hbh_opts_number)
-
-LINK_TRUNCATED = int(Verdict.LINK_TRUNCATED)
-NOT_IP = int(Verdict.NOT_IP)
-VLAN_DEPTH = int(Verdict.VLAN_DEPTH)
-IP_VERSION = int(Verdict.IP_VERSION)
-IP_TRUNCATED = int(Verdict.IP_TRUNCATED)
-IP_HEADER_LENGTH = int(Verdict.IP_HEADER_LENGTH)
-IP_LENGTH_ZERO = int(Verdict.IP_LENGTH_ZERO)
-TRUNCATED = int(Verdict.TRUNCATED)
-TRAILING_BYTES = int(Verdict.TRAILING_BYTES)
-IP_OPTIONS = int(Verdict.IP_OPTIONS)
-FRAGMENT = int(Verdict.FRAGMENT)
-IP_RESERVED_BIT = int(Verdict.IP_RESERVED_BIT)
-IP_CHECKSUM = int(Verdict.IP_CHECKSUM)
-EXTENSION_HEADER = int(Verdict.EXTENSION_HEADER)
-OTHER_PROTOCOL = int(Verdict.OTHER_PROTOCOL)
-TRANSPORT_TRUNCATED = int(Verdict.TRANSPORT_TRUNCATED)
-HEADERS_TOO_LONG = int(Verdict.HEADERS_TOO_LONG)
-TCP_DATA_OFFSET = int(Verdict.TCP_DATA_OFFSET)
-TCP_SYN = int(Verdict.TCP_SYN)
-TCP_RST = int(Verdict.TCP_RST)
-TCP_URG = int(Verdict.TCP_URG)
-TCP_CWR = int(Verdict.TCP_CWR)
-TCP_NO_PAYLOAD = int(Verdict.TCP_NO_PAYLOAD)
-UDP_LENGTH = int(Verdict.UDP_LENGTH)
-UDP_EMPTY = int(Verdict.UDP_EMPTY)
-UDP_NO_CHECKSUM = int(Verdict.UDP_NO_CHECKSUM)
-
-LINK_HEADER = int(CloseReason.LINK_HEADER)
-TOS = int(CloseReason.TOS)
-TTL = int(CloseReason.TTL)
-DF = int(CloseReason.DF)
-FLOW_LABEL = int(CloseReason.FLOW_LABEL)
-EXTENSION_HEADERS = int(CloseReason.EXTENSION_HEADERS)
 
 
 def parse(
@@ -98,23 +34,23 @@ def parse(
     found.barrier = False
     found.refused = False
     expected = 0
-    if link == IPV4:
+    if link == codes.LINK_IPV4:
         expected = 4
-    elif link == IPV6:
+    elif link == codes.LINK_IPV6:
         expected = 6
-    elif link != IP:
+    elif link != codes.LINK_IP:
         reason = find_network(link, base, offset, length, found)
         if reason:
             return reason
         expected = found.version
     if length <= found.network:
         found.barrier = True
-        return IP_TRUNCATED
+        return codes.IP_TRUNCATED
     version = wire.u8(base, offset + found.network) >> 4
     if (expected and version != expected) or (version != 4 and version != 6):
         found.version = 0
         found.barrier = True
-        return IP_VERSION
+        return codes.IP_VERSION
     found.version = version
     if version == 4:
         reason = _parse_ipv4(base, offset, length, wire_length, found)
@@ -122,22 +58,22 @@ def parse(
         reason = parse_ipv6(base, offset, length, wire_length, found)
     if found.barrier:
         return reason
-    if found.protocol == TCP:
+    if found.protocol == codes.TCP:
         return parse_tcp(base, offset, reason, found)
-    if found.protocol == UDP:
+    if found.protocol == codes.UDP:
         return parse_udp(base, offset, reason, found)
-    return reason if reason else OTHER_PROTOCOL
+    return reason if reason else codes.OTHER_PROTOCOL
 
 
 def find_network(link: int, base: Base, offset: int, length: int, found: records.Parsed) -> int:
-    """Find the IP header behind a link header, and the version that the link announces."""
-    if link == ETHERNET:
+    """Find the LINK_IP header behind a link header, and the version that the link announces."""
+    if link == codes.LINK_ETHERNET:
         at = 12
         tags = 0
         while True:
             if length < at + 2:
                 found.barrier = True
-                return LINK_TRUNCATED
+                return codes.LINK_TRUNCATED
             kind = wire.u16(base, offset + at)
             at += 2
             if kind != 0x8100 and kind != 0x88A8:  # IEEE 802.1Q and 802.1ad tag protocol IDs
@@ -145,24 +81,24 @@ def find_network(link: int, base: Base, offset: int, length: int, found: records
             tags += 1
             if tags > 2:
                 found.barrier = True
-                return VLAN_DEPTH
+                return codes.VLAN_DEPTH
             at += 2
-    elif link == SLL or link == SLL2:
-        at = 16 if link == SLL else 20
+    elif link == codes.LINK_SLL or link == codes.LINK_SLL2:
+        at = 16 if link == codes.LINK_SLL else 20
         if length < at:
             found.barrier = True
-            return LINK_TRUNCATED
-        kind = wire.u16(base, offset + (14 if link == SLL else 0))
+            return codes.LINK_TRUNCATED
+        kind = wire.u16(base, offset + (14 if link == codes.LINK_SLL else 0))
     else:
         at = 4
         if length < at:
             found.barrier = True
-            return LINK_TRUNCATED
+            return codes.LINK_TRUNCATED
         kind = wire.u16(base, offset + 2)
         if wire.u16(base, offset):
             # Captured on a host of the other byte order, which only LINKTYPE_NULL allows.
             kind = 0
-            if link == NULL_LINK and not wire.u16(base, offset + 2):
+            if link == codes.LINK_NULL and not wire.u16(base, offset + 2):
                 kind = wire.swap16(wire.u16(base, offset))
         if kind == 2:  # AF_INET
             kind = 0x0800
@@ -175,7 +111,7 @@ def find_network(link: int, base: Base, offset: int, length: int, found: records
     elif kind == 0x86DD:
         found.version = 6
     else:
-        return NOT_IP
+        return codes.NOT_IP
     found.network = at
     return 0
 
@@ -187,42 +123,42 @@ def _parse_ipv4(
     offset += found.network
     if size < 20:
         found.barrier = True
-        return IP_TRUNCATED
+        return codes.IP_TRUNCATED
     header = (wire.u8(base, offset) & 15) * 4
     if header > size:
         found.barrier = True
-        return IP_TRUNCATED
+        return codes.IP_TRUNCATED
     total = wire.u16(base, offset + 2)
     if header < 20 or (total and total < header):
         found.barrier = True
-        return IP_HEADER_LENGTH
+        return codes.IP_HEADER_LENGTH
     found.length = total
     found.protocol = wire.u8(base, offset + 9)
     found.transport = found.network + header
     reason = 0
     if not total:
-        reason = IP_LENGTH_ZERO
+        reason = codes.IP_LENGTH_ZERO
         found.length = size
     elif total > size or wire_length != length:
-        reason = TRUNCATED
+        reason = codes.TRUNCATED
         if total > size:
             found.length = size
     elif total < size:
-        reason = TRAILING_BYTES
+        reason = codes.TRAILING_BYTES
     elif header > 20:
-        reason = IP_OPTIONS
+        reason = codes.IP_OPTIONS
     fragment = wire.u16(base, offset + 6)
     if fragment & 0x3FFF:
         found.barrier = True
         if not reason:
-            reason = FRAGMENT
+            reason = codes.FRAGMENT
     if fragment & 0x8000 and not reason:
-        reason = IP_RESERVED_BIT
+        reason = codes.IP_RESERVED_BIT
     check = wire.u16(base, offset + 10)
     if check == 0xFFFF or wire.sum16(base, offset, header) != 0xFFFF:
         found.barrier = True
         if not reason:
-            reason = IP_CHECKSUM
+            reason = codes.IP_CHECKSUM
     return reason
 
 
@@ -233,47 +169,51 @@ def parse_ipv6(
     size = length - found.network
     if size < 40:
         found.barrier = True
-        return IP_TRUNCATED
+        return codes.IP_TRUNCATED
     total = wire.u16(base, offset + found.network + 4) + 40
     found.length = total
     reason = 0
     if total == 40:
-        reason = IP_LENGTH_ZERO
+        reason = codes.IP_LENGTH_ZERO
         found.length = size
     elif total > size or wire_length != length:
-        reason = TRUNCATED
+        reason = codes.TRUNCATED
         if total > size:
             found.length = size
     elif total < size:
-        reason = TRAILING_BYTES
+        reason = codes.TRAILING_BYTES
     following = wire.u8(base, offset + found.network + 6)
     at = found.network + 40
     end = found.network + found.length
     count = 0
     found.refused = False
-    while following == HOP_BY_HOP or following == DESTINATION or following == ROUTING:
+    while (
+        following == codes.HOP_BY_HOP
+        or following == codes.DESTINATION
+        or following == codes.ROUTING
+    ):
         count += 1
-        if count > EXTENSION_LIMIT:
+        if count > codes.EXTENSION_LIMIT:
             found.barrier = True
-            return reason if reason else EXTENSION_HEADER
+            return reason if reason else codes.EXTENSION_HEADER
         if at + 8 > end:
             found.barrier = True
-            return IP_TRUNCATED
+            return codes.IP_TRUNCATED
         span = (wire.u8(base, offset + at + 1) + 1) * 8
         if at + span > end:
             found.barrier = True
-            return IP_TRUNCATED
-        if following == HOP_BY_HOP and count > 1:
+            return codes.IP_TRUNCATED
+        if following == codes.HOP_BY_HOP and count > 1:
             found.refused = True
-        elif following == ROUTING and wire.u8(base, offset + at + 3):
+        elif following == codes.ROUTING and wire.u8(base, offset + at + 3):
             found.refused = True
         following = wire.u8(base, offset + at)
         at += span
-    if following == FRAGMENT_HEADER:
+    if following == codes.FRAGMENT_HEADER:
         found.barrier = True
         if at + 8 > end:
-            return IP_TRUNCATED
-        return reason if reason else FRAGMENT
+            return codes.IP_TRUNCATED
+        return reason if reason else codes.FRAGMENT
     # ESP, AH, mobility, HIP, shim6 and the experimental numbers may hide TCP or UDP.
     if (
         following == 50
@@ -285,11 +225,11 @@ def parse_ipv6(
         or following == 254
     ):
         found.barrier = True
-        return reason if reason else EXTENSION_HEADER
+        return reason if reason else codes.EXTENSION_HEADER
     found.protocol = following
     found.transport = at
     if found.refused and not reason:
-        reason = EXTENSION_HEADER
+        reason = codes.EXTENSION_HEADER
     return reason
 
 
@@ -299,10 +239,10 @@ def parse_tcp(base: Base, offset: int, reason: int, found: records.Parsed) -> in
     offset += found.transport
     if room < 4:
         found.barrier = True
-        return reason if reason else TRANSPORT_TRUNCATED
+        return reason if reason else codes.TRANSPORT_TRUNCATED
     found.readable = True
     if room < 20:
-        return reason if reason else TRANSPORT_TRUNCATED
+        return reason if reason else codes.TRANSPORT_TRUNCATED
     header = (wire.u8(base, offset + 12) >> 4) * 4
     flags = wire.u8(base, offset + 13)
     found.flags = flags
@@ -311,20 +251,20 @@ def parse_tcp(base: Base, offset: int, reason: int, found: records.Parsed) -> in
         found.payload = room - header
     if reason:
         return reason
-    if found.transport + max(20, header) > HEADERS_LIMIT:
-        return HEADERS_TOO_LONG
+    if found.transport + max(20, header) > codes.HEADERS_LIMIT:
+        return codes.HEADERS_TOO_LONG
     if header < 20 or header > room:
-        return TCP_DATA_OFFSET
+        return codes.TCP_DATA_OFFSET
     if flags & 0x02:
-        return TCP_SYN
+        return codes.TCP_SYN
     if flags & 0x04:
-        return TCP_RST
+        return codes.TCP_RST
     if flags & 0x20:
-        return TCP_URG
+        return codes.TCP_URG
     if flags & 0x80:
-        return TCP_CWR
+        return codes.TCP_CWR
     if not found.payload:
-        return TCP_NO_PAYLOAD
+        return codes.TCP_NO_PAYLOAD
     return 0
 
 
@@ -334,22 +274,22 @@ def parse_udp(base: Base, offset: int, reason: int, found: records.Parsed) -> in
     offset += found.transport
     if room < 4:
         found.barrier = True
-        return reason if reason else TRANSPORT_TRUNCATED
+        return reason if reason else codes.TRANSPORT_TRUNCATED
     found.readable = True
     if room < 8:
-        return reason if reason else TRANSPORT_TRUNCATED
+        return reason if reason else codes.TRANSPORT_TRUNCATED
     found.header_length = found.transport + 8
     found.payload = room - 8
     if reason:
         return reason
-    if found.header_length > HEADERS_LIMIT:
-        return HEADERS_TOO_LONG
+    if found.header_length > codes.HEADERS_LIMIT:
+        return codes.HEADERS_TOO_LONG
     if wire.u16(base, offset + 4) != room:
-        return UDP_LENGTH
+        return codes.UDP_LENGTH
     if not found.payload:
-        return UDP_EMPTY
+        return codes.UDP_EMPTY
     if not wire.u16(base, offset + 6):
-        return UDP_NO_CHECKSUM
+        return codes.UDP_NO_CHECKSUM
     return 0
 
 
@@ -382,7 +322,7 @@ def same_flow(
 
 def _same_link_flow(link: int, a: Base, a_at: int, b: Base, b_at: int, network: int) -> bool:
     """MAC addresses and VLAN IDs, or a cooked header but for its protocol."""
-    if link == ETHERNET:
+    if link == codes.LINK_ETHERNET:
         if not wire.equal(a, a_at, b, b_at, 12):
             return False
         at = 12
@@ -393,9 +333,9 @@ def _same_link_flow(link: int, a: Base, a_at: int, b: Base, b_at: int, network: 
                 return False
             at += 4
         return True
-    if link == SLL:
+    if link == codes.LINK_SLL:
         return wire.equal(a, a_at, b, b_at, 14)
-    if link == SLL2:
+    if link == codes.LINK_SLL2:
         return wire.equal(a, a_at + 4, b, b_at + 4, 16)
     return True
 
@@ -407,15 +347,15 @@ def flow_digest(
 
     Both are secret and random per engine, so that nobody can choose packets that collide.
     """
-    if link == ETHERNET:
+    if link == codes.LINK_ETHERNET:
         digest = wire.mix(digest ^ wire.u64(base, offset), seed ^ wire.u32(base, offset + 8))
         at = 12
         while at < found.network - 2:
             digest = wire.mix(digest ^ (wire.u16(base, offset + at + 2) & 0x0FFF), seed)
             at += 4
-    elif link == SLL:
+    elif link == codes.LINK_SLL:
         digest = wire.mix(digest ^ wire.u64(base, offset), seed ^ wire.u64(base, offset + 6))
-    elif link == SLL2:
+    elif link == codes.LINK_SLL2:
         digest = wire.mix(digest ^ wire.u64(base, offset + 4), seed ^ wire.u64(base, offset + 12))
     at = found.network
     if found.version == 6:
@@ -431,37 +371,37 @@ def flow_digest(
 
 
 def network_difference(head: records.Head, base: Base, offset: int, found: records.Parsed) -> int:
-    """The first `CloseReason` by which link and IP header differ from the head's, or 0."""
+    """The first `CloseReason` by which link and LINK_IP header differ from the head's, or 0."""
     if not wire.equal(head.base, head.offset, base, offset, found.network):
-        return LINK_HEADER
+        return codes.CLOSED_LINK_HEADER
     h = head.offset + head.network
     at = offset + found.network
     if found.version == 4:
         if wire.u8(head.base, h + 1) != wire.u8(base, at + 1):
-            return TOS
+            return codes.CLOSED_TOS
         if wire.u8(head.base, h + 8) != wire.u8(base, at + 8):
-            return TTL
+            return codes.CLOSED_TTL
         if wire.u16(head.base, h + 6) != wire.u16(base, at + 6):
-            return DF
+            return codes.CLOSED_DF
         return 0
     word = wire.u32(head.base, h) ^ wire.u32(base, at)
     if word & 0x0FF00000:
-        return TOS
+        return codes.CLOSED_TOS
     if wire.u8(head.base, h + 7) != wire.u8(base, at + 7):
-        return TTL
+        return codes.CLOSED_TTL
     if word:
-        return FLOW_LABEL
+        return codes.CLOSED_FLOW_LABEL
     if head.transport != found.transport:
-        return EXTENSION_HEADERS
+        return codes.CLOSED_EXTENSION_HEADERS
     if not wire.equal(head.base, h + 40, base, at + 40, found.transport - found.network - 40):
-        return EXTENSION_HEADERS
+        return codes.CLOSED_EXTENSION_HEADERS
     if wire.u8(head.base, h + 6) != wire.u8(base, at + 6):
-        return EXTENSION_HEADERS
+        return codes.CLOSED_EXTENSION_HEADERS
     return 0
 
 
 def address_sum(base: Base, offset: int, version: int) -> int:
-    """Sum of source and destination address of the IP header at ``offset``, not folded."""
+    """Sum of source and destination address of the LINK_IP header at ``offset``, not folded."""
     if version == 4:
         total = wire.u32(base, offset + 12)
         total += wire.u32(base, offset + 16)
@@ -484,17 +424,17 @@ def checksum_right(
 ) -> bool:
     """Whether a TCP or UDP checksum is canonical: the very bytes that segmentation would write.
 
-    ``length`` is that of the packet, which ends with its IP packet; ``partial`` asks for the
+    ``length`` is that of the packet, which ends with its LINK_IP packet; ``partial`` asks for the
     folded pseudo-header sum (not inverted) in place of the complete checksum.
     """
     count = length - transport
     at = offset + transport
-    field = wire.u16(base, at + (16 if protocol == TCP else 6))
+    field = wire.u16(base, at + (16 if protocol == codes.TCP else 6))
     total = address_sum(base, offset + network, version)
     total += protocol + count
     if partial:
         return field == wire.fold(total)
-    if protocol == TCP and field == 0xFFFF:
+    if protocol == codes.TCP and field == 0xFFFF:
         return False
     total += wire.sum16(base, at, count)
     return wire.fold(total) == 0xFFFF

@@ -1,12 +1,8 @@
-from netstack_gro cimport headers, records, tcp, udp, wire
+from netstack_gro cimport codes, headers, records, tcp, udp, wire
 from netstack_gro.records cimport Head, Parsed, Slot, SlotPointer
 from netstack_gro.wire cimport ConstBytePointer, byte
 cimport cython
 
-cdef int UNKNOWN, VERIFIED, PARTIAL, FIXED, INCREMENT, MERGED, BAD_CHECKSUM, REFUSE
-cdef int HEAD_BAD, DIFFERENT
-cdef int CLOSED_SHORT, CLOSED_PSH, CLOSED_FIN, CLOSED_LINK_HEADER, CLOSED_SEQUENCE, CLOSED_IP_ID
-cdef int CLOSED_CHECKSUM_STATE, CLOSED_LARGER, CLOSED_SIZE, CLOSED_COUNT, CLOSED_BAD_CHECKSUM
 
 @cython.locals(payload=cython.int, why=cython.int)
 cdef int follow(

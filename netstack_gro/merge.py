@@ -2,42 +2,12 @@
 
 `follow` is the way of nearly every packet that merges: its headers repeat the head's but for
 lengths, sequence number, ID and checksums, so it need not be parsed. `difference` and `extend`
-are the same rules for a packet that was. ``fixed_ids`` is a number of `FIXED_IDS`; ``sums`` says
-whether the checksums of super-packets will be complete, and so what to gather for them.
+are the same rules for a packet that was. ``fixed_ids`` is a number of `codes.FIXED_IDS`;
+``sums`` says whether the checksums of super-packets will be complete, and so what to gather.
 """
 
-from netstack_gro import headers, records, tcp, udp, wire
-from netstack_gro.config import ChecksumState, IpIdMode
+from netstack_gro import codes, headers, records, tcp, udp, wire
 from netstack_gro.records import Base
-from netstack_gro.verdicts import CloseReason, Verdict
-
-UNKNOWN = int(ChecksumState.UNKNOWN)
-VERIFIED = int(ChecksumState.VERIFIED)
-PARTIAL = int(ChecksumState.PARTIAL)
-
-FIXED = int(IpIdMode.FIXED)
-INCREMENT = int(IpIdMode.INCREMENT)
-
-REFUSE = 2
-FIXED_IDS = {"merge": 0, "df": 1, "refuse": 2}
-
-MERGED = int(Verdict.MERGED)
-BAD_CHECKSUM = int(Verdict.BAD_CHECKSUM)
-
-CLOSED_SHORT = int(CloseReason.SHORT)
-CLOSED_PSH = int(CloseReason.PSH)
-CLOSED_FIN = int(CloseReason.FIN)
-CLOSED_LINK_HEADER = int(CloseReason.LINK_HEADER)
-CLOSED_SEQUENCE = int(CloseReason.SEQUENCE)
-CLOSED_IP_ID = int(CloseReason.IP_ID)
-CLOSED_CHECKSUM_STATE = int(CloseReason.CHECKSUM_STATE)
-CLOSED_LARGER = int(CloseReason.LARGER)
-CLOSED_SIZE = int(CloseReason.SIZE)
-CLOSED_COUNT = int(CloseReason.COUNT)
-CLOSED_BAD_CHECKSUM = int(CloseReason.BAD_CHECKSUM)
-
-HEAD_BAD = -1  # the head's own checksum is wrong: it was never one
-DIFFERENT = -2  # not a repetition of the head's headers: parse it
 
 
 def follow(
@@ -55,11 +25,11 @@ def follow(
     checksum; anything else: parse it.
     """
     if not _repeats(head, slot, sums):
-        return DIFFERENT
+        return codes.DIFFERENT
     payload = slot.length - head.header_length
     why = _continues(head, slot, payload, fixed_ids)
     if why:
-        return DIFFERENT
+        return codes.DIFFERENT
     return extend(slots, head, slot, index, payload, sums)
 
 
@@ -68,15 +38,15 @@ def difference(
 ) -> int:
     """The first `CloseReason` why a candidate of the flow cannot extend its head, or 0."""
     if slot.vlan != head.vlan:
-        return CLOSED_LINK_HEADER
-    if head.protocol == headers.TCP:
+        return codes.CLOSED_LINK_HEADER
+    if head.protocol == codes.TCP:
         why = tcp.difference(head, slot.base, slot.offset, parsed)
     else:
         why = headers.network_difference(head, slot.base, slot.offset, parsed)
     if not why:
         why = _continues(head, slot, parsed.payload, fixed_ids)
-        if state != head.checksum and (not why or why > CLOSED_CHECKSUM_STATE):
-            why = CLOSED_CHECKSUM_STATE
+        if state != head.checksum and (not why or why > codes.CLOSED_CHECKSUM_STATE):
+            why = codes.CLOSED_CHECKSUM_STATE
     return why
 
 
@@ -93,7 +63,7 @@ def extend(
     0 where it was appended, CLOSED_BAD_CHECKSUM where its own checksum is wrong, HEAD_BAD where
     the head's is.
     """
-    if head.checksum != VERIFIED:
+    if head.checksum != codes.VERIFIED:
         why = _challenge(slots, head, slot)
         if why:
             return why
@@ -115,7 +85,7 @@ def _repeats(head: records.Head, slot: records.Slot, sums: bool) -> bool:
     """
     base = slot.base
     at = slot.offset + head.transport
-    if head.protocol == headers.TCP:
+    if head.protocol == codes.TCP:
         if not wire.same_tcp(
             base,
             at,
@@ -156,26 +126,29 @@ def _repeats(head: records.Head, slot: records.Slot, sums: bool) -> bool:
 
 def _continues(head: records.Head, slot: records.Slot, payload: int, fixed_ids: int) -> int:
     """0 where a candidate with the head's headers goes on from it, else the `CloseReason`."""
-    if head.protocol == headers.TCP and head.sequence != wire.u32(
+    if head.protocol == codes.TCP and head.sequence != wire.u32(
         slot.base, slot.offset + head.transport + 4
     ):
-        return CLOSED_SEQUENCE
+        return codes.CLOSED_SEQUENCE
     if head.version == 4:
         ip_id = wire.u16(slot.base, slot.offset + head.network + 4)
         if ip_id == head.ip_id:
             if head.count > 1:
-                if head.id_mode != FIXED:
-                    return CLOSED_IP_ID
+                if head.id_mode != codes.FIXED_ID:
+                    return codes.CLOSED_IP_ID
             elif fixed_ids and (
-                fixed_ids == REFUSE or not wire.u8(head.base, head.offset + head.network + 6) & 0x40
+                fixed_ids == codes.FIXED_IDS_REFUSED
+                or not wire.u8(head.base, head.offset + head.network + 6) & 0x40
             ):
-                return CLOSED_IP_ID
-        elif ip_id != (head.ip_id + 1 & 0xFFFF) or (head.count > 1 and head.id_mode != INCREMENT):
-            return CLOSED_IP_ID
+                return codes.CLOSED_IP_ID
+        elif ip_id != (head.ip_id + 1 & 0xFFFF) or (
+            head.count > 1 and head.id_mode != codes.INCREMENT_ID
+        ):
+            return codes.CLOSED_IP_ID
     if payload > head.gso_size:
-        return CLOSED_LARGER
+        return codes.CLOSED_LARGER
     if payload > head.limit - head.payload:
-        return CLOSED_SIZE
+        return codes.CLOSED_SIZE
     return 0
 
 
@@ -185,7 +158,7 @@ def _challenge(slots: list[records.Slot], head: records.Head, slot: records.Slot
     0 where both are right, CLOSED_BAD_CHECKSUM where the packet's is not, HEAD_BAD where the
     head's is not: then it was never a head, and is passed through.
     """
-    partial = head.checksum == PARTIAL
+    partial = head.checksum == codes.PARTIAL
     if not head.verified:
         if not headers.checksum_right(
             head.base,
@@ -198,10 +171,10 @@ def _challenge(slots: list[records.Slot], head: records.Head, slot: records.Slot
             partial,
         ):
             first = records.slot_at(slots, head.first)
-            first.verdict = BAD_CHECKSUM
+            first.verdict = codes.BAD_CHECKSUM
             first.head = -1
             head.open = False
-            return HEAD_BAD
+            return codes.HEAD_BAD
         head.verified = True
     if headers.checksum_right(
         slot.base,
@@ -214,7 +187,7 @@ def _challenge(slots: list[records.Slot], head: records.Head, slot: records.Slot
         partial,
     ):
         return 0
-    return CLOSED_BAD_CHECKSUM
+    return codes.CLOSED_BAD_CHECKSUM
 
 
 def _prepare(head: records.Head, sums: bool) -> int:
@@ -228,7 +201,7 @@ def _prepare(head: records.Head, sums: bool) -> int:
         total += wire.u16(head.base, at + 8)
         head.ip_sum = wire.fold(total)
     if sums:
-        if head.protocol == headers.TCP:
+        if head.protocol == codes.TCP:
             head.transport_sum = tcp.constant_sum(head)
         else:
             head.transport_sum = udp.constant_sum(head)
@@ -241,7 +214,7 @@ def _covered(head: records.Head, base: Base, offset: int, payload: int) -> int:
     """What the checksum of a segment covers beside its payload, itself included; not folded."""
     at = offset + head.transport
     covered = head.transport_sum + payload
-    if head.protocol == headers.TCP:
+    if head.protocol == codes.TCP:
         covered += wire.u16(base, at + 12) + wire.u16(base, at + 16)
         covered += wire.u32(base, at + 4)
     else:
@@ -264,14 +237,14 @@ def _append(
     last.following = index
     if head.version == 4:
         ip_id = wire.u16(slot.base, slot.offset + head.network + 4)
-        head.id_mode = FIXED if ip_id == head.ip_id else INCREMENT
+        head.id_mode = codes.FIXED_ID if ip_id == head.ip_id else codes.INCREMENT_ID
         head.ip_id = ip_id
     if head.count == 1:
-        last.verdict = MERGED
+        last.verdict = codes.MERGED
         last.header_length = head.header_length
     head.last = index
     head.count += 1
-    slot.verdict = MERGED
+    slot.verdict = codes.MERGED
     slot.header_length = head.header_length
     if sums:
         covered = _covered(head, slot.base, slot.offset, payload)
@@ -281,16 +254,16 @@ def _append(
             head.even_sum += covered
     head.payload += payload
     flags = 0
-    if head.protocol == headers.TCP:
+    if head.protocol == codes.TCP:
         head.sequence = head.sequence + payload & wire.MASK32
         flags = wire.u8(slot.base, slot.offset + head.transport + 13) & 0x09
         head.flags |= flags
     if payload < head.gso_size:
-        close(head, CLOSED_SHORT)
+        close(head, codes.CLOSED_SHORT)
     elif flags & 0x08:
-        close(head, CLOSED_PSH)
+        close(head, codes.CLOSED_PSH)
     elif flags:
-        close(head, CLOSED_FIN)
+        close(head, codes.CLOSED_FIN)
     elif head.count >= head.count_limit:
-        close(head, CLOSED_COUNT)
+        close(head, codes.CLOSED_COUNT)
     return 0

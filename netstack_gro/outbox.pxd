@@ -1,10 +1,10 @@
-from netstack_gro cimport records
+from netstack_gro cimport codes, records
 from netstack_gro.delivery cimport Delivery
 from netstack_gro.packet cimport Packet
 from netstack_gro.records cimport Head, HeadPointer, Slot, SlotPointer
 cimport cython
 
-cdef int PARTIAL, VERDICTS, REASONS
+cdef int VERDICTS, REASONS
 
 
 @cython.final

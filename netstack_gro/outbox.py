@@ -1,13 +1,11 @@
 """Outbox: the results of a batch as packets for the hook, counted, and taken back afterwards."""
 
-from netstack_gro import records
-from netstack_gro.config import ChecksumState
+from netstack_gro import codes, records
 from netstack_gro.delivery import Delivery
 from netstack_gro.packet import Packet, make_packet
 from netstack_gro.stats import Stats
 from netstack_gro.verdicts import CloseReason, Verdict
 
-PARTIAL = int(ChecksumState.PARTIAL)
 VERDICTS = len(Verdict)
 REASONS = len(CloseReason)
 
@@ -90,7 +88,7 @@ class Outbox:
                 self._verdicts[slot.verdict] += 1
                 inputs += 1
             self._bytes_out += slot.length
-            if slot.checksum == PARTIAL and not delivery.partial:
+            if slot.checksum == codes.PARTIAL and not delivery.partial:
                 self._complete(packet, index)
         self._packets_in += inputs
         self._packets_out += count

@@ -8,7 +8,7 @@ that somebody kept has its attributes written down, and lets go of the bytes.
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from netstack_gro import gso, headers, records, wire
+from netstack_gro import codes, gso, records, wire
 from netstack_gro.config import ChecksumState, IpIdMode, Link
 from netstack_gro.delivery import Delivery
 from netstack_gro.facts import Facts
@@ -17,9 +17,6 @@ from netstack_gro.virtio import NEEDS_CSUM, GsoType, VirtioHeader
 
 __all__ = ["Packet"]
 
-HEADERS_LIMIT = 256  # headers.HEADERS_LIMIT
-VERIFIED = int(ChecksumState.VERIFIED)
-PARTIAL = int(ChecksumState.PARTIAL)
 
 _NO_HEADER = VirtioHeader()
 _RELEASED = "the packet was released when the hook returned; detach() keeps its bytes"
@@ -316,7 +313,7 @@ class Packet:
         delivery = self._delivery
         parsed = delivery.parsed
         delivery.parse(self._index)
-        if not parsed.header_length or parsed.header_length > HEADERS_LIMIT:
+        if not parsed.header_length or parsed.header_length > codes.HEADERS_LIMIT:
             return 0
         slot = records.slot_at(delivery.slots, self._index)
         self._header_length = parsed.header_length
@@ -338,7 +335,7 @@ class Packet:
         delivery = self._delivery
         slot = records.slot_at(delivery.slots, self._index)
         head = records.head_at(delivery.heads, slot.head)
-        tcp = head.protocol == headers.TCP
+        tcp = head.protocol == codes.TCP
         kind = GsoType(gso.kind_of(head.version, head.protocol))
         return Facts(
             length=head.header_length + head.payload,
@@ -387,13 +384,13 @@ class Packet:
             kind = GsoType(gso.kind_of(parsed.version, parsed.protocol))
             segments = (parsed.payload + slot.gso_size - 1) // slot.gso_size
             mode = IpIdMode.INCREMENT if parsed.version == 4 else IpIdMode.NONE
-        if state == PARTIAL and not self._completed:
+        if state == codes.PARTIAL and not self._completed:
             if slot.flags & records.NEEDS_CSUM:
                 start = slot.csum_start if fits else 0
                 offset = slot.csum_offset
             else:
                 start = parsed.transport if parsed.header_length else 0
-                offset = 16 if parsed.protocol == headers.TCP else 6
+                offset = 16 if parsed.protocol == codes.TCP else 6
             if start or kind:
                 virtio = VirtioHeader(
                     NEEDS_CSUM if start else 0,
@@ -410,10 +407,10 @@ class Packet:
                 parsed.header_length,
                 slot.gso_size,
                 parsed.transport,
-                16 if parsed.protocol == headers.TCP else 6,
+                16 if parsed.protocol == codes.TCP else 6,
             )
         if self._completed:
-            state = VERIFIED
+            state = codes.VERIFIED
         return Facts(
             length=slot.length,
             wire_length=slot.wire_length,

@@ -9,7 +9,8 @@ import os
 
 from netstack_gro import headers, records, wire
 
-VLAN_KEY = 0xFFFF0FFF  # TPID and VLAN ID, IEEE 802.1Q: priority and DEI are no part of the flow
+# TPID and VLAN ID, IEEE 802.1Q: priority and DEI are no part of the flow.
+VLAN_KEY = 0xFFFF0FFF
 GENERATIONS = 2**32 - 1
 
 

@@ -1,9 +1,8 @@
-from netstack_gro cimport headers, records, wire
+from netstack_gro cimport codes, headers, records, wire
 from netstack_gro.records cimport Head, Parsed
 from netstack_gro.wire cimport byte
 cimport cython
 
-cdef int ACK, WINDOW, URGENT_POINTER, TCP_FLAGS, TCP_OPTIONS
 
 @cython.locals(h=cython.Py_ssize_t, at=cython.Py_ssize_t, size=cython.int)
 cdef int difference(Head *head, const byte *base, Py_ssize_t offset, Parsed *found) noexcept

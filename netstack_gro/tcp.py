@@ -4,15 +4,8 @@ Sources: RFC 9293 section 3.1 for the header; the fields that must agree are tho
 6.18's tcp_gro_receive and, in addition, the urgent pointer, which could not be restored.
 """
 
-from netstack_gro import headers, records, wire
+from netstack_gro import codes, headers, records, wire
 from netstack_gro.records import Base
-from netstack_gro.verdicts import CloseReason
-
-ACK = int(CloseReason.ACK)
-WINDOW = int(CloseReason.WINDOW)
-URGENT_POINTER = int(CloseReason.URGENT_POINTER)
-TCP_FLAGS = int(CloseReason.TCP_FLAGS)
-TCP_OPTIONS = int(CloseReason.TCP_OPTIONS)
 
 
 def difference(head: records.Head, base: Base, offset: int, found: records.Parsed) -> int:
@@ -23,19 +16,19 @@ def difference(head: records.Head, base: Base, offset: int, found: records.Parse
     h = head.offset + head.transport
     at = offset + found.transport
     if wire.u32(head.base, h + 8) != wire.u32(base, at + 8):
-        return ACK
+        return codes.CLOSED_ACK
     if wire.u16(head.base, h + 14) != wire.u16(base, at + 14):
-        return WINDOW
+        return codes.CLOSED_WINDOW
     if wire.u16(head.base, h + 18) != wire.u16(base, at + 18):
-        return URGENT_POINTER
+        return codes.CLOSED_URGENT_POINTER
     # The low nibble of byte 12 holds reserved bits and AE (RFC 9768), FIN and PSH are free.
     if (wire.u16(head.base, h + 12) ^ wire.u16(base, at + 12)) & 0x0FF6:
-        return TCP_FLAGS
+        return codes.CLOSED_TCP_FLAGS
     size = found.header_length - found.transport
     if size != head.header_length - head.transport:
-        return TCP_OPTIONS
+        return codes.CLOSED_TCP_OPTIONS
     if not wire.equal(head.base, h + 20, base, at + 20, size - 20):
-        return TCP_OPTIONS
+        return codes.CLOSED_TCP_OPTIONS
     return 0
 
 
@@ -48,7 +41,7 @@ def constant_sum(head: records.Head) -> int:
     at = head.offset + head.transport
     count = head.header_length - head.transport
     total = headers.address_sum(head.base, head.offset + head.network, head.version)
-    total += headers.TCP + count
+    total += codes.TCP + count
     total += wire.u32(head.base, at)
     total += wire.u32(head.base, at + 8)
     total += wire.u16(head.base, at + 14)

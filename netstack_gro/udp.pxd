@@ -1,4 +1,4 @@
-from netstack_gro cimport headers, records, wire
+from netstack_gro cimport codes, headers, records, wire
 from netstack_gro.records cimport Head
 from netstack_gro.wire cimport byte
 cimport cython

@@ -3,7 +3,7 @@
 Sources: RFC 768 for the header; Linux 6.18's udp_gro_receive for the rules.
 """
 
-from netstack_gro import headers, records, wire
+from netstack_gro import codes, headers, records, wire
 
 
 def constant_sum(head: records.Head) -> int:
@@ -13,6 +13,6 @@ def constant_sum(head: records.Head) -> int:
     the pseudo-header too.
     """
     total = headers.address_sum(head.base, head.offset + head.network, head.version)
-    total += headers.UDP + 2 * 8
+    total += codes.UDP + 2 * 8
     total += wire.u32(head.base, head.offset + head.transport)
     return wire.fold(total)
