@@ -22,6 +22,7 @@ cdef class GroDispatcher:
     cdef object _config
     cdef object _limits
 
+    cdef int _made(self) except -1
     cdef int _enter(self) except -1
     cdef int _leave(self) except -1
     @cython.locals(engine=Engine)

@@ -14,6 +14,7 @@ from netstack_gro.delivery import Delivery
 from netstack_gro.engine import Engine
 from netstack_gro.errors import EngineStateError
 from netstack_gro.flow import Flow
+from netstack_gro.hook import Hook
 from netstack_gro.outbox import Outbox
 from netstack_gro.stats import Stats
 from netstack_gro.virtio import VirtioHeader
@@ -67,9 +68,7 @@ class GroDispatcher:
     _state: int
     _taken: int
 
-    def __init__(
-        self, hook: Callable[[list[Any]], object], config: GroConfig | None = None
-    ) -> None:
+    def __init__(self, hook: Hook, config: GroConfig | None = None) -> None:
         try:
             made = self._state
         except AttributeError:  # interpreted, before the first time
@@ -185,9 +184,9 @@ class GroDispatcher:
                 self._state = CLOSED
 
     @property
-    def hook(self) -> Callable[[list[Any]], object]:
+    def hook(self) -> Hook:
         """The hook that packets are delivered to."""
-        hook: Callable[[list[Any]], object] = self._hook
+        hook: Hook = self._hook
         return hook
 
     @property
@@ -199,6 +198,7 @@ class GroDispatcher:
     @property
     def pending(self) -> int:
         """Packets taken and not yet delivered."""
+        self._made()
         return self._own._count
 
     @property
@@ -207,12 +207,14 @@ class GroDispatcher:
 
         Switching during a batch closes the heads that are open; nothing is lost or reordered.
         """
+        self._made()
         return self._engine.enabled
 
     @enabled.setter
     def enabled(self, value: bool) -> None:
         if not isinstance(value, bool):
             raise TypeError(f"enabled: a bool is required, not {type(value).__name__!r}")
+        self._made()
         if value != self._engine.enabled:
             self._engine.enabled = value
             self._engine.barrier = self._engine.barrier + 1 & wire.MASK32
@@ -224,6 +226,7 @@ class GroDispatcher:
         It is asked when a candidate would open a head. If it raises, the packet is passed
         through, and the exception propagates once the batch has been delivered.
         """
+        self._made()
         predicate: Callable[[Flow], bool] | None = self._engine.never_merge
         return predicate
 
@@ -233,13 +236,20 @@ class GroDispatcher:
             raise TypeError(
                 f"never_merge: a callable or None is required, not {type(predicate).__name__!r}"
             )
+        self._made()
         self._engine.never_merge = predicate
 
     @property
     def stats(self) -> Stats:
         """A snapshot of the counters."""
+        self._made()
         stats: Stats = self._outbox.stats(self._engine.bytes_in)
         return stats
+
+    def _made(self) -> int:
+        if not self._state:
+            raise EngineStateError("the engine was not initialised")
+        return 0
 
     def _enter(self) -> int:
         if self._state != IDLE:
@@ -249,7 +259,7 @@ class GroDispatcher:
                 raise EngineStateError(
                     "the engine is at work: it was entered by its own hook or by a second thread"
                 )
-            raise EngineStateError("the engine was not initialised")
+            self._made()
         self._state = BUSY
         return 0
 

@@ -87,29 +87,36 @@ cdef struct Bucket:
     int head
 
 
+cdef inline void *_zeroed(size_t count, size_t size) except NULL:
+    cdef void *memory = calloc(count, size)
+    if memory == NULL:
+        raise MemoryError()
+    return memory
+
+
 ctypedef Slot *SlotPointer
 ctypedef Head *HeadPointer
 ctypedef Parsed *ParsedPointer
 ctypedef Bucket *BucketPointer
 
 
-cdef inline Slot *slots(Py_ssize_t count) noexcept:
-    return <Slot *> calloc(count, sizeof(Slot))
+cdef inline Slot *slots(Py_ssize_t count) except NULL:
+    return <Slot *> _zeroed(count, sizeof(Slot))
 
-cdef inline Head *heads(Py_ssize_t count) noexcept:
-    return <Head *> calloc(count, sizeof(Head))
+cdef inline Head *heads(Py_ssize_t count) except NULL:
+    return <Head *> _zeroed(count, sizeof(Head))
 
-cdef inline Parsed *parsed() noexcept:
-    return <Parsed *> calloc(1, sizeof(Parsed))
+cdef inline Parsed *parsed() except NULL:
+    return <Parsed *> _zeroed(1, sizeof(Parsed))
 
-cdef inline Bucket *buckets(Py_ssize_t count) noexcept:
-    return <Bucket *> calloc(count, sizeof(Bucket))
+cdef inline Bucket *buckets(Py_ssize_t count) except NULL:
+    return <Bucket *> _zeroed(count, sizeof(Bucket))
 
-cdef inline int *indices(Py_ssize_t count) noexcept:
-    return <int *> calloc(count, sizeof(int))
+cdef inline int *indices(Py_ssize_t count) except NULL:
+    return <int *> _zeroed(count, sizeof(int))
 
-cdef inline unsigned long long *counters(Py_ssize_t count) noexcept:
-    return <unsigned long long *> calloc(count, sizeof(unsigned long long))
+cdef inline unsigned long long *counters(Py_ssize_t count) except NULL:
+    return <unsigned long long *> _zeroed(count, sizeof(unsigned long long))
 
 cdef inline Slot *slot_at(Slot *records, Py_ssize_t index) noexcept:
     return &records[index]
