@@ -1,0 +1,123 @@
+"""The contract that all packet dispatchers keep.
+
+A dispatcher owns what it reads from, a preallocated `Batch` and one engine. It reads a batch,
+has it merged, and the engine's flush hands the result to the hook before the next read: nothing
+is held in between. One thread runs it, and there is neither lock nor timer.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from netstack_gro.errors import EngineStateError
+from netstack_gro.gro import GroDispatcher
+from netstack_gro.stats import Stats
+
+__all__ = ["Dispatcher", "DispatcherStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherStats:
+    """What a dispatcher has done since it was made.
+
+    engine: the counters of its engine; of all its engines together where it has several.
+    truncated: packets of which the source gave fewer bytes than they had.
+    dropped: packets that the source itself lost before they were read, by its own count.
+    """
+
+    engine: Stats = field(default_factory=Stats)
+    truncated: int = 0
+    dropped: int = 0
+
+
+class Dispatcher(ABC):
+    """Reads batches of packets and has them merged. A context manager; leaving it closes it.
+
+    A subclass implements `gro`, `exhausted`, `stats`, `_read_once` and `_release`, and `_wake`
+    where a read of it may wait.
+    """
+
+    __slots__ = ("_closed", "_stopping")
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._stopping = False
+
+    @property
+    @abstractmethod
+    def gro(self) -> GroDispatcher:
+        """The engine."""
+
+    @property
+    @abstractmethod
+    def exhausted(self) -> bool:
+        """Whether the source has ended, and all that was read from it has been delivered."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> DispatcherStats:
+        """A snapshot of the counters; also after `close`."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def dispatch_once(self, timeout: float | None = None) -> int:
+        """Read one batch, merge it and deliver it; how many packets it had.
+
+        timeout: seconds to wait for a first packet at most; None: until there is one or `stop`
+        is called. 0 packets mean that the time was up, that it was stopped, or `exhausted`.
+
+        What the hook raises propagates, and counts as delivered; so does what the source raises,
+        after the packets that it gave before have been delivered. Raises EngineStateError after
+        `close`.
+        """
+        if self._closed:
+            raise EngineStateError("the dispatcher is closed")
+        return self._read_once(timeout)
+
+    def run(self) -> int:
+        """Dispatch until `stop` is called or the source is exhausted; how many packets.
+
+        A call of `stop` before `run` ends it at once, and is used up by it.
+        """
+        count = 0
+        while not self._stopping and not self.exhausted:
+            count += self.dispatch_once()
+        self._stopping = False
+        return count
+
+    def stop(self) -> None:
+        """End `run` after the batch at hand. From any thread, a signal handler or the hook."""
+        self._stopping = True
+        self._wake()
+
+    def close(self) -> None:
+        """Give back the source and close the engine. Closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    @abstractmethod
+    def _read_once(self, timeout: float | None) -> int:
+        """`dispatch_once` of a dispatcher that is open."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of the source and the engine, once."""
+
+    def _wake(self) -> None:  # noqa: B027 - nothing to do where no read waits
+        """End a read that waits. Safe in a signal handler and from any thread."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
