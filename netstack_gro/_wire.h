@@ -67,12 +67,12 @@ static inline void wire_put_u32(wire_byte *base, Py_ssize_t at, unsigned int val
 
 static inline void wire_copy(wire_byte *to, Py_ssize_t to_at, const wire_byte *from,
                              Py_ssize_t from_at, Py_ssize_t count) {
-    memcpy(to + to_at, from + from_at, (size_t)count);
+    if (count) memcpy(to + to_at, from + from_at, (size_t)count); /* an empty base may be NULL */
 }
 
 static inline int wire_equal(const wire_byte *a, Py_ssize_t a_at, const wire_byte *b,
                              Py_ssize_t b_at, Py_ssize_t count) {
-    return memcmp(a + a_at, b + b_at, (size_t)count) == 0;
+    return !count || memcmp(a + a_at, b + b_at, (size_t)count) == 0;
 }
 
 /* Masked comparisons work on words in memory order; `keep` holds 0xFF for each byte that counts. */

@@ -68,11 +68,7 @@ class Batch:
     _view: memoryview
 
     def __init__(self, slab: Any = None, *, capacity: int = 1024, max_slabs: int = 8) -> None:
-        try:
-            made = self._limit
-        except AttributeError:  # interpreted, before the first time
-            made = 0
-        if made:
+        if self._limit:
             raise EngineStateError("a batch is initialised once")
         capacity = _field("capacity", capacity, 1, MAX_CAPACITY)
         max_slabs = _field("max_slabs", max_slabs, 1, 1024)
@@ -137,22 +133,26 @@ class Batch:
         size = _field("length", length, 0, min(self._size - start, _MAX_LENGTH))
         if self._count >= self._limit or self._busy:
             self._refuse()
-        slot = records.slot_at(self._slots, self._count)
-        slot.base = self._base
-        slot.offset = start
-        slot.length = size
-        self._describe(
-            slot,
-            wire_length,
-            timestamp_ns,
-            interface,
-            checksum,
-            vlan,
-            vlan_tpid,
-            virtio,
-            aggregated,
-        )
-        self._count += 1
+        self._busy = True  # metadata may run code of the caller's when it is converted
+        try:
+            slot = records.slot_at(self._slots, self._count)
+            slot.base = self._base
+            slot.offset = start
+            slot.length = size
+            self._describe(
+                slot,
+                wire_length,
+                timestamp_ns,
+                interface,
+                checksum,
+                vlan,
+                vlan_tpid,
+                virtio,
+                aggregated,
+            )
+            self._count += 1
+        finally:
+            self._busy = False
 
     def append(
         self,
@@ -222,7 +222,9 @@ class Batch:
 
     def _refuse(self) -> NoReturn:
         if self._busy:
-            raise EngineStateError("the batch is being dispatched")
+            raise EngineStateError(
+                "the batch is being dispatched, or in the middle of another call"
+            )
         raise ValueError(f"the batch is full: {self._limit} packets")
 
     def _borrow(self, packet: Any) -> int:
@@ -257,8 +259,9 @@ class Batch:
         aggregated: Any,
     ) -> int:
         """Borrow a packet with its metadata; the batch has room."""
-        self._borrow(packet)
+        self._busy = True  # a packet and its metadata may run code of the caller's
         try:
+            self._borrow(packet)
             self._describe(
                 records.slot_at(self._slots, self._count),
                 wire_length,
@@ -270,10 +273,12 @@ class Batch:
                 virtio,
                 aggregated,
             )
+            self._count += 1
         except BaseException:
             self._owners[self._count] = None
             raise
-        self._count += 1
+        finally:
+            self._busy = False
         return 0
 
     def _drop(self) -> int:
@@ -366,7 +371,7 @@ class Batch:
         return 0
 
 
-records.seal(Batch)
+records.seal(Batch, ("_busy", "_count", "_limit", "_size"), ("_pool", "_slab", "_view"))
 
 
 def contiguous(data: Any) -> memoryview:
@@ -382,12 +387,20 @@ def contiguous(data: Any) -> memoryview:
     return view.toreadonly()
 
 
+def exact(value: Any) -> int:
+    """The plain int that an integer of any kind stands for; TypeError for anything else.
+
+    A subclass of int may compare as it likes, so what is checked is not it but its value.
+    """
+    return int.__index__(operator.index(value))
+
+
 def _field(name: str, value: Any, low: int, high: int) -> int:
     """An integer of a metadata field, checked."""
     if isinstance(value, bool):
         raise TypeError(f"{name}: an integer is required, not 'bool'")
     try:
-        number = operator.index(value)
+        number = exact(value)
     except TypeError:
         raise TypeError(f"{name}: an integer is required, not {type(value).__name__!r}") from None
     if not low <= number <= high:

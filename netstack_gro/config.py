@@ -168,8 +168,10 @@ def _integer(owner: object, name: str, low: int, high: int, *, optional: bool = 
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise ConfigError(name, f"{value!r} is not an integer{' or None' if optional else ''}")
+    value = int.__index__(value)  # a subclass of int may compare as it likes
     if not low <= value <= high:
         raise ConfigError(name, f"{value} is not within {low} to {high}")
+    object.__setattr__(owner, name, value)
 
 
 def _choice(owner: object, name: str, literal: object) -> None:

@@ -109,7 +109,6 @@ class Delivery:
         """Start over with a space that no kept view can see."""
         self.used = 0
         if self.viewed:
-            self.viewed = False
             self.view.release()
             try:
                 self.pool.renew()
@@ -117,6 +116,7 @@ class Delivery:
                 self.memory = self.pool.current
                 self.space = records.space_base(self.memory)
                 self.view = memoryview(self.memory)
+            self.viewed = False
         return 0
 
     def write_header(self, index: int) -> int:

@@ -12,7 +12,6 @@ cdef class Engine:
     cdef int *out
     cdef int out_count
     cdef unsigned int barrier
-    cdef unsigned long long bytes_in
     cdef bint enabled
     cdef bint tcp
     cdef bint udp
@@ -52,7 +51,8 @@ cdef class Engine:
     @cython.locals(parsed=ParsedPointer, head=HeadPointer, number=cython.int)
     cdef int _pass(self, Slot *slot, int index, int verdict) noexcept
     @cython.locals(
-        parsed=ParsedPointer, head=HeadPointer, number=cython.int, flags=cython.uint
+        parsed=ParsedPointer, head=HeadPointer, number=cython.int, flags=cython.uint,
+        barrier=cython.uint
     )
     cdef int _open(self, Slot *slot, int index, int state) except -1
     @cython.locals(parsed=ParsedPointer, at=cython.Py_ssize_t, size=cython.int)

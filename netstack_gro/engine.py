@@ -33,7 +33,6 @@ class Engine:
         "_recent",
         "_table",
         "barrier",
-        "bytes_in",
         "enabled",
         "failure",
         "fixed_ids",
@@ -60,7 +59,6 @@ class Engine:
     _recent: int
     _table: FlowTable
     barrier: int
-    bytes_in: int
     enabled: bool
     failure: BaseException | None
     fixed_ids: int
@@ -88,7 +86,6 @@ class Engine:
         self.failure = None
         self.enabled = True
         self.barrier = 0
-        self.bytes_in = 0
         self.out_count = 0
         self._head_count = 0
         self._recent = -1
@@ -109,7 +106,6 @@ class Engine:
         slot.head = -1
         slot.following = -1
         slot.verdict = codes.ALONE
-        self.bytes_in += slot.length
         self.out[0] = index
         self.out_count = 1
         return 0
@@ -120,7 +116,6 @@ class Engine:
             slot = records.slot_at(self.slots, index)
             slot.head = -1
             slot.following = -1
-            self.bytes_in += slot.length
             if self._recent >= 0:
                 head = records.head_at(self.heads, self._recent)
                 if (
@@ -237,6 +232,7 @@ class Engine:
     def _open(self, slot: records.Slot, index: int, state: int) -> int:
         """Make a candidate the head of its flow, in the place that the table noted."""
         parsed = self._parsed
+        barrier = self.barrier  # the predicate may switch merging off, which raises a new one
         predicate = self.never_merge
         if predicate is not None and self._claimed(predicate, slot):
             parsed.readable = False
@@ -261,7 +257,7 @@ class Engine:
         head.gso_size = parsed.payload
         head.limit = self._limit() + parsed.network - parsed.header_length
         head.count = 1
-        head.barrier = self.barrier
+        head.barrier = barrier
         head.interface = slot.interface
         head.vlan = slot.vlan
         head.version = parsed.version

@@ -13,7 +13,8 @@ class Facts(NamedTuple):
     """The attributes of `Packet`, kept when the packet is released or detached.
 
     network and header_length are offsets from the packet's start: of its IP header (0 where
-    there is none) and of its payload (the length of what is before it; 0 where that is unknown).
+    there is none) and of its payload (0 where that is unknown). ip_length is the length of the
+    IP packet, without what may follow it.
     """
 
     length: int
@@ -32,5 +33,6 @@ class Facts(NamedTuple):
     vlan_tpid: int
     link: Link
     network: int
+    ip_length: int
     header_length: int
     virtio: VirtioHeader

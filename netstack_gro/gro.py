@@ -69,11 +69,7 @@ class GroDispatcher:
     _taken: int
 
     def __init__(self, hook: Hook, config: GroConfig | None = None) -> None:
-        try:
-            made = self._state
-        except AttributeError:  # interpreted, before the first time
-            made = 0
-        if made:
+        if self._state:
             raise EngineStateError("an engine is initialised once")
         if not callable(hook):
             raise TypeError(f"hook: a callable is required, not {type(hook).__name__!r}")
@@ -243,7 +239,7 @@ class GroDispatcher:
     def stats(self) -> Stats:
         """A snapshot of the counters."""
         self._made()
-        stats: Stats = self._outbox.stats(self._engine.bytes_in)
+        stats: Stats = self._outbox.stats()
         return stats
 
     def _made(self) -> int:
@@ -419,4 +415,4 @@ class GroDispatcher:
         return 0
 
 
-records.seal(GroDispatcher)
+records.seal(GroDispatcher, ("_state",), ("_config", "_hook"))

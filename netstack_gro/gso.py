@@ -154,7 +154,7 @@ class Segments:
         return 0
 
 
-records.seal(Segments)
+records.seal(Segments, ("_at", "_length"), ())
 
 
 def segment(
@@ -213,7 +213,7 @@ def _segments(
     if kind & _TUNNEL_BITS:
         raise GsoError(f"gso_type {header.gso_type:#x}: segmentation inside a tunnel")
     if kind != codes.GSO_TCPV4 and kind != codes.GSO_TCPV6 and kind != codes.GSO_UDP_L4:
-        raise GsoError(f"gso_type {header.gso_type:#x} is not GSO_TCPV4, GSO_TCPV6 or UDP_L4")
+        raise GsoError(f"gso_type {header.gso_type:#x} is not TCPV4, TCPV6 or UDP_L4")
     if header.gso_size == 0 or header.gso_size == codes.NO_GSO_SIZE:
         raise GsoError(f"gso_size {header.gso_size} cuts nothing")
     if len(view) > 2**31 - 1:
@@ -311,7 +311,7 @@ _PROBLEMS = (
     "the packet does not hold a whole IP header",
     "the IP length is not the packet's",
     "a fragment, or extension headers that cannot be copied",
-    "neither codes.TCP nor UDP",
+    "neither TCP nor UDP",
     "the packet does not hold a whole transport header",
 )
 

@@ -66,7 +66,7 @@ def parse(
 
 
 def find_network(link: int, base: Base, offset: int, length: int, found: records.Parsed) -> int:
-    """Find the LINK_IP header behind a link header, and the version that the link announces."""
+    """Find the IP header behind a link header, and the version that the link announces."""
     if link == codes.LINK_ETHERNET:
         at = 12
         tags = 0
@@ -371,7 +371,7 @@ def flow_digest(
 
 
 def network_difference(head: records.Head, base: Base, offset: int, found: records.Parsed) -> int:
-    """The first `CloseReason` by which link and LINK_IP header differ from the head's, or 0."""
+    """The first `CloseReason` by which link and IP header differ from the head's, or 0."""
     if not wire.equal(head.base, head.offset, base, offset, found.network):
         return codes.CLOSED_LINK_HEADER
     h = head.offset + head.network
@@ -401,7 +401,7 @@ def network_difference(head: records.Head, base: Base, offset: int, found: recor
 
 
 def address_sum(base: Base, offset: int, version: int) -> int:
-    """Sum of source and destination address of the LINK_IP header at ``offset``, not folded."""
+    """Sum of source and destination address of the IP header at ``offset``, not folded."""
     if version == 4:
         total = wire.u32(base, offset + 12)
         total += wire.u32(base, offset + 16)
@@ -424,7 +424,7 @@ def checksum_right(
 ) -> bool:
     """Whether a TCP or UDP checksum is canonical: the very bytes that segmentation would write.
 
-    ``length`` is that of the packet, which ends with its LINK_IP packet; ``partial`` asks for the
+    ``length`` is that of the packet, which ends with its IP packet; ``partial`` asks for the
     folded pseudo-header sum (not inverted) in place of the complete checksum.
     """
     count = length - transport

@@ -16,6 +16,7 @@ cdef class Outbox:
     cdef unsigned long long _batches
     cdef unsigned long long _packets_in
     cdef unsigned long long _packets_out
+    cdef unsigned long long _bytes_in
     cdef unsigned long long _bytes_out
     cdef unsigned long long _super_packets
     cdef unsigned long long _segments
@@ -29,4 +30,4 @@ cdef class Outbox:
     cdef int _complete(self, Packet packet, int index) except -1
     @cython.locals(packet=Packet, position=cython.int)
     cdef int take_back(self, int count) except -1
-    cdef object stats(self, unsigned long long bytes_in)
+    cdef object stats(self)

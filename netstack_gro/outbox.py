@@ -18,6 +18,7 @@ class Outbox:
 
     __slots__ = (
         "_batches",
+        "_bytes_in",
         "_bytes_out",
         "_delivery",
         "_free",
@@ -30,6 +31,7 @@ class Outbox:
     )
 
     _batches: int
+    _bytes_in: int
     _bytes_out: int
     _delivery: Delivery
     _free: list[Packet]
@@ -48,6 +50,7 @@ class Outbox:
         self._batches = 0
         self._packets_in = 0
         self._packets_out = 0
+        self._bytes_in = 0
         self._bytes_out = 0
         self._super_packets = 0
         self._segments = 0
@@ -80,6 +83,7 @@ class Outbox:
                 if head.count > 1:
                     self._super_packets += 1
                     self._segments += head.count
+                    self._bytes_in += head.count * head.header_length + head.payload
                     self._bytes_out += head.header_length + head.payload
                     packet._space = delivery.write_header(index)
                     packet._header_length = head.header_length
@@ -87,6 +91,7 @@ class Outbox:
             else:
                 self._verdicts[slot.verdict] += 1
                 inputs += 1
+            self._bytes_in += slot.length
             self._bytes_out += slot.length
             if slot.checksum == codes.PARTIAL and not delivery.partial:
                 self._complete(packet, index)
@@ -117,12 +122,12 @@ class Outbox:
                 packet._forget()
         return 0
 
-    def stats(self, bytes_in: int) -> Stats:
+    def stats(self) -> Stats:
         """A snapshot of the counters."""
         return Stats(
             batches=self._batches,
             packets_in=self._packets_in,
-            bytes_in=bytes_in,
+            bytes_in=self._bytes_in,
             packets_out=self._packets_out,
             bytes_out=self._bytes_out,
             super_packets=self._super_packets,

@@ -40,5 +40,4 @@ cdef class Packet:
     @cython.locals(slot=SlotPointer, parsed=ParsedPointer)
     cdef int _own_header(self) except -1
 
-@cython.locals(packet=Packet)
 cpdef Packet make_packet()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from netstack_gro import codes, gso, records, wire
+from netstack_gro.batch import exact
 from netstack_gro.config import ChecksumState, IpIdMode, Link
 from netstack_gro.delivery import Delivery
 from netstack_gro.facts import Facts
@@ -109,11 +110,12 @@ class Packet:
             raise TypeError("a writable contiguous buffer is required")
         view = view.cast("B")
         size = len(self)
-        if not 0 <= offset <= len(view) - size:
+        start = exact(offset)
+        if not 0 <= start <= len(view) - size:
             raise ValueError(
-                f"{size} bytes at offset {offset} do not fit a buffer of {len(view)} bytes"
+                f"{size} bytes at offset {start} do not fit a buffer of {len(view)} bytes"
             )
-        self._write(records.view_base(buffer, view), offset)
+        self._write(records.view_base(buffer, view), start)
         return size
 
     def segments(
@@ -149,7 +151,8 @@ class Packet:
         """
         self._live()
         if self._own is not None:
-            return memoryview(self._own)[: self._facts.header_length]
+            length = self._facts.header_length
+            return memoryview(self._own)[: length if length <= codes.HEADERS_LIMIT else 0]
         if self._space < 0:
             self._own_header()
         if self._space < 0:
@@ -161,10 +164,10 @@ class Packet:
     def fits(self, mtu: int) -> bool:
         """Whether every wire packet that this one stands for has at most ``mtu`` bytes of IP."""
         facts = self._describe()
-        length = facts.length
+        length = facts.ip_length
         if facts.gso_size:
-            length = min(length, facts.header_length + facts.gso_size)
-        return length - facts.network <= mtu
+            length = min(length, facts.header_length - facts.network + facts.gso_size)
+        return length <= mtu
 
     def virtio_header(self) -> VirtioHeader:
         """What describes the packet to a TUN or a peer, in the host's own words (`encode` it).
@@ -354,6 +357,7 @@ class Packet:
             vlan_tpid=slot.vlan >> 16,
             link=delivery.link,
             network=head.network,
+            ip_length=head.header_length - head.network + head.payload,
             header_length=head.header_length,
             virtio=VirtioHeader(
                 NEEDS_CSUM if delivery.partial else 0,
@@ -428,6 +432,7 @@ class Packet:
             vlan_tpid=slot.vlan >> 16,
             link=delivery.link,
             network=parsed.network,
+            ip_length=parsed.length if parsed.length else slot.length - parsed.network,
             header_length=parsed.header_length,
             virtio=virtio,
         )
@@ -457,9 +462,7 @@ class Packet:
 
 def make_packet() -> Packet:
     """A packet of no flush yet."""
-    packet = Packet.__new__(Packet)
-    packet._forget()
-    return packet
+    return Packet.__new__(Packet)
 
 
-records.seal(Packet)
+records.seal(Packet, (), ("_delivery", "_facts", "_own"))

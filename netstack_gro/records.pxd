@@ -164,7 +164,7 @@ cdef inline bint kept(object value, Py_ssize_t known) noexcept:
 cdef inline object piece(const byte *base, Py_ssize_t at, Py_ssize_t count):
     return PyBytes_FromStringAndSize(<const char *> base + at, count)
 
-cdef inline void seal(object kind) noexcept:
+cdef inline void seal(object kind, object zeros, object nones) noexcept:
     pass
 
 cdef inline void forget_slot(Slot *slot) noexcept:

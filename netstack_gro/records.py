@@ -333,13 +333,25 @@ def piece(base: Base, at: int, count: int) -> bytes:
     return bytes(base[at : at + count])
 
 
-def seal(kind: type) -> None:
-    """Let nobody derive from a class, as nobody can from the compiled one."""
+def seal(kind: type, zeros: tuple[str, ...], nones: tuple[str, ...]) -> None:
+    """Make a class behave as the compiled one: nobody derives from it, and it starts empty.
+
+    zeros, nones: attributes that are 0 or None in an instance whose ``__init__`` has not run.
+    """
 
     def refuse(_cls: type) -> None:
         raise TypeError(f"type '{kind.__module__}.{kind.__name__}' is not an acceptable base type")
 
+    def new(cls: type, *_args: object, **_kwargs: object) -> object:
+        self: object = object.__new__(cls)
+        for name in zeros:
+            setattr(self, name, 0)
+        for name in nones:
+            setattr(self, name, None)
+        return self
+
     kind.__init_subclass__ = classmethod(refuse)  # type: ignore[method-assign,assignment]
+    kind.__new__ = new  # type: ignore[method-assign,assignment]
 
 
 def forget_slot(slot: Slot) -> None:

@@ -26,7 +26,7 @@ class SlabPool:
     """Slabs of one size, one of them in use: a pinned one is set aside, never overwritten.
 
     At most ``limit`` slabs exist at once, the one in use included. ``replaced`` counts how often
-    a slab in use was found pinned.
+    another had to take the place of the one in use.
     """
 
     __slots__ = ("_aside", "current", "limit", "replaced")
@@ -45,10 +45,10 @@ class SlabPool:
         """
         if not is_pinned(self.current):
             return self.current
-        self.replaced += 1
         for position, slab in enumerate(self._aside):
             if not is_pinned(slab):
                 self._aside[position], self.current = self.current, slab
+                self.replaced += 1
                 return slab
         if len(self._aside) + 1 >= self.limit:
             raise PinnedError(
@@ -57,4 +57,5 @@ class SlabPool:
             )
         self._aside.append(self.current)
         self.current = bytearray(len(self.current))
+        self.replaced += 1
         return self.current

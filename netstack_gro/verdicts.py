@@ -20,7 +20,7 @@ class Verdict(IntEnum):
     ALONE = 0
     """The only packet of its batch: delivered before it was looked at."""
     DISABLED = 1
-    """Merging is switched off (`GroDispatcher.enabled`, or the sink withdrew it)."""
+    """Merging is switched off (`GroDispatcher.enabled`)."""
 
     LINK_TRUNCATED = 2
     """The packet ends within its link header."""
