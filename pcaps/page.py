@@ -1,13 +1,16 @@
 """Writes this folder's README.md from `manifest.json`: `python -m pcaps.page`.
 
-`python -m pcaps.record` does so too, after it replaced the captures.
+What `replay` reports of each capture is put into the manifest first. `python -m pcaps.record`
+does all this too, after it replaced the captures.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["render", "write"]
+from netstack_gro.replay import ReplayOptions, replay
+
+__all__ = ["render", "reported", "write"]
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -27,17 +30,67 @@ forwarder, that is a program in user space between two veth pairs, which drops, 
 or marks some frames by a seeded generator; VLAN tags are put in the same way. So neither netem nor
 VLAN devices are needed.
 
-`manifest.json` has the counts of each file. They were made while recording, without the engine,
-and the tests make them again with dpkt.
+`manifest.json` has the counts of each file as "facts". They were made while recording, without
+the engine, and the tests make them again with dpkt.
 
 | file | packets | data | IP bytes at most | what it shows |
 |---|---:|---:|---:|---|
 """
 
 
+REPLAY = """
+## What replay must report
+
+`netstack-gro replay --verify FILE`, in batches of 64, must end with 0 and give these figures; the
+tests hold it to them at both engines, and the verdicts to the counts that dpkt makes. The manifest
+has them all as "replay". Segments are the packets in super-packets; not merged are the five most
+frequent verdicts of the others.
+
+| file | delivered | super-packets | segments | most in one | checksums to fill in | not merged |
+|---|---:|---:|---:|---:|---:|---|
+"""
+
+REPORTED = (
+    "packets_in",
+    "packets_out",
+    "super_packets",
+    "segments",
+    "largest_segments",
+    "verdicts",
+    "closed",
+    "truncated",
+    "already_aggregated",
+    "checksum_offload",
+    "verified",
+)
+"""What the manifest holds of a `Report`."""
+
+
+def reported(path: Path) -> dict[str, Any]:
+    """What replay says of a capture, in batches of 64."""
+    report = json.loads(replay(path, ReplayOptions(batch=64, verify=True)).to_json())
+    return {name: report[name] for name in REPORTED}
+
+
 def render(manifest: dict[str, Any]) -> str:
     """The page as Markdown."""
-    return HEAD + "".join(_row(name, entry) for name, entry in manifest.items())
+    rows = "".join(_row(name, entry) for name, entry in manifest.items())
+    reports = "".join(_replay_row(name, entry["replay"]) for name, entry in manifest.items())
+    return HEAD + rows + REPLAY + reports
+
+
+def _replay_row(name: str, report: dict[str, Any]) -> str:
+    rest = {key: count for key, count in report["verdicts"].items() if key != "merged"}
+    most = sorted(rest.items(), key=lambda item: (-item[1], item[0]))[:5]
+    numbers = (
+        report["packets_out"],
+        report["super_packets"],
+        report["segments"],
+        report["largest_segments"],
+        report["checksum_offload"]["transport"],
+    )
+    cells = " | ".join(map(str, numbers))
+    return f"| `{name}` | {cells} | {', '.join(f'{count} {key}' for key, count in most)} |\n"
 
 
 def _row(name: str, entry: dict[str, Any]) -> str:
@@ -54,8 +107,12 @@ def _cable(done: dict[str, int]) -> str:
 
 
 def write() -> None:
-    """Write README.md anew."""
-    manifest = json.loads((FOLDER / "manifest.json").read_text())
+    """Write README.md anew, and what replay reports into the manifest."""
+    path = FOLDER / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for name, entry in manifest.items():
+        entry["replay"] = reported(FOLDER / name)
+    path.write_text(json.dumps(manifest, indent=1) + "\n")
     (FOLDER / "README.md").write_text(render(manifest))
 
 

@@ -14,6 +14,7 @@ import pytest
 from scapy.utils import RawPcapNgReader
 
 from pcaps import page
+from tests.engines import Engine
 
 FOLDER = Path(__file__).resolve().parent.parent / "pcaps"
 MANIFEST: dict[str, dict[str, Any]] = json.loads((FOLDER / "manifest.json").read_text())
@@ -238,6 +239,49 @@ def test_the_counts_of_streams_and_runs_follow_from_sequence_numbers(name: str) 
                 late += 1
     assert late == facts.get("late", 0)
     assert repeated == facts.get("repeated", 0)
+
+
+@every_file
+def test_replay_reports_what_the_page_says(name: str, engine: Engine) -> None:
+    module = engine.module("replay")
+    report = module.replay(FOLDER / name, module.ReplayOptions(batch=64, verify=True))
+    assert report.error is None
+    assert report.verified is True
+    promised = MANIFEST[name]["replay"]
+    found = json.loads(report.to_json())
+    assert {key: found[key] for key in page.REPORTED} == promised
+
+
+WITNESSED = {
+    "tcp_syn": "syn",
+    "tcp_rst": "rst",
+    "tcp_urg": "urg",
+    "ip_options": "ip_options",
+    "fragment": "fragment",
+    "not_ip": "arp",
+    "udp_empty": "udp_empty",
+    "udp_no_checksum": "udp_without_checksum",
+}
+"""Verdicts, and what dpkt counts that must be equal to them."""
+
+
+@every_file
+def test_what_the_page_says_of_replay_agrees_with_dpkt(name: str) -> None:
+    report, facts = MANIFEST[name]["replay"], counted(name)
+    verdicts = Counter(report["verdicts"])
+    assert report["packets_in"] == sum(verdicts.values()) == facts["packets"]
+    for verdict, fact in WITNESSED.items():
+        assert verdicts[verdict] == facts.get(fact, 0), verdict
+    assert report["checksum_offload"]["transport"] == MANIFEST[name]["facts"].get(
+        "checksum_partial", 0
+    )
+    # Candidates have data and no flag that bars them; each is merged or stays alone.
+    candidates = verdicts["merged"] + verdicts["opened"] + verdicts["tcp_cwr"]
+    barred = sum(verdicts[verdict] for verdict in ("tcp_urg", "udp_port"))
+    assert facts.get("data", 0) <= candidates + barred
+    assert candidates <= facts.get("data", 0) + facts.get("udp", 0)
+    assert report["packets_out"] == facts["packets"] - verdicts["merged"] + report["super_packets"]
+    assert report["already_aggregated"] == report["truncated"] == 0
 
 
 # --- what each file is there for -----------------------------------------------------------------
