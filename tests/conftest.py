@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -16,14 +17,14 @@ def _refuse_stale_modules() -> None:
     """Before the first import of the package: a stale module may do anything, crash included."""
     spec = importlib.util.find_spec("netstack_gro")
     if spec is None or spec.origin is None:
-        pytest.exit("netstack_gro is not installed: run `make venv`", returncode=4)
+        sys.exit("netstack_gro is not installed: run `make venv`")
     package = Path(spec.origin).parent
     # An installed copy has the times of its installation, which say nothing.
     in_use = os.environ.get("NETSTACK_GRO_INTERPRETED", "0") in {"", "0"}
     if in_use and (package.parent / "pyproject.toml").exists():
         fault = staleness(package)
         if fault:
-            pytest.exit(f"{fault}: run `make venv` (or install the package again)", returncode=4)
+            sys.exit(f"{fault}: run `make venv` (or install the package again)")
 
 
 _refuse_stale_modules()

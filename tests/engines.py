@@ -10,31 +10,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import netstack_gro
 from netstack_gro import _speed
+from tests.import_graph import imports, knowing_an_engine
 
-SHARED = frozenset(
-    f"netstack_gro.{name}"
-    for name in (
-        "_speed",
-        "capture",
-        "config",
-        "errors",
-        "facts",
-        "flow",
-        "hook",
-        "records",
-        "slabs",
-        "stats",
-        "verdicts",
-        "virtio",
-        "wire",
-    )
-)
-"""Modules, with those below them, that import no hot module."""
+_GRAPH = imports(Path(netstack_gro.__file__).parent)
+SHARED = frozenset(_GRAPH.keys() - knowing_an_engine(_GRAPH))
+"""Modules that import no hot module, not even through others."""
 
 ENGINES = ("compiled", "interpreted") if netstack_gro.__compiled__ else ("interpreted",)
 """The names of the engines that can run in this process, the process's own first."""
@@ -92,18 +78,12 @@ def load(name: str) -> Engine:
 _loaded: dict[str, Engine] = {}
 
 
-def is_shared(module_name: str) -> bool:
-    """Whether both engines use the same module object of that full name."""
-    parts = module_name.split(".")
-    return ".".join(parts[:2]) in SHARED
-
-
 def _take_family() -> dict[str, ModuleType]:
     """Remove from sys.modules the package and all its modules that know an engine."""
     names = [
         name
         for name in sys.modules
-        if name.partition(".")[0] == "netstack_gro" and not is_shared(name)
+        if name.partition(".")[0] == "netstack_gro" and name not in SHARED
     ]
     return {name: sys.modules.pop(name) for name in names}
 
@@ -114,8 +94,9 @@ def _load_interpreted_beside() -> Engine:
         package = import_module("netstack_gro")
         for name in _speed.HOT_MODULES:
             import_module(f"netstack_gro.{name}")
-        for name in SHARED:
-            if name in sys.modules:
-                setattr(package, name.rpartition(".")[2], sys.modules[name])
+        for name in SHARED & sys.modules.keys():
+            parent, _, member = name.rpartition(".")
+            if parent == "netstack_gro":
+                setattr(package, member, sys.modules[name])
     engine._package = package
     return engine

