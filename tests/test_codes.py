@@ -19,7 +19,7 @@ def declarations(name: str) -> str:
 def test_every_code_is_the_same_constant_in_compiled_code() -> None:
     constants = {
         name: int(value, 0)
-        for name, value in re.findall(r"^    ([A-Z]\w*) = (\S+)$", declarations("codes.pxd"), re.M)
+        for name, value in re.findall(r"^    ([A-Z]\w*) = (\S+)$", declarations("codes.pxd"), re.MULTILINE)
     }
     assert constants == {
         name: value for name, value in vars(codes).items() if isinstance(value, int)
@@ -40,7 +40,7 @@ CLOSED = [reason for reason in CloseReason if reason is not CloseReason.NOT_HELD
 def test_a_record_has_the_fields_of_its_struct(kind: str) -> None:
     body = re.search(rf"cdef struct {kind}:\n((?:    .*\n)+)", declarations("records.pxd"))
     assert body is not None
-    fields = re.findall(r"(\w+)$", body.group(1), re.M)
+    fields = re.findall(r"(\w+)$", body.group(1), re.MULTILINE)
     assert sorted(fields) == sorted(getattr(records, kind).__slots__)
     assert sorted(vars_of(kind)) == sorted(fields), "every field has a value from the start"
 
@@ -53,7 +53,7 @@ def vars_of(kind: str) -> list[str]:
 def test_the_flags_of_a_slot_are_the_same_in_compiled_code() -> None:
     text = declarations("records.pxd")
     for name in ("AGGREGATED", "VNET", "NEEDS_CSUM"):
-        assert re.search(rf"^    {name} = {getattr(records, name)}$", text, re.M)
+        assert re.search(rf"^    {name} = {getattr(records, name)}$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("module", [wire, records], ids=["wire", "records"])
