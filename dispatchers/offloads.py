@@ -70,8 +70,8 @@ class MssTable:
 
     def __init__(self, size: int = MSS_TABLE_SIZE) -> None:
         self._values: dict[bytes, int] = {}
-        self.size = size
-        self.smallest = 1 << 31
+        self.size: int = size
+        self.smallest: int = 1 << 31
 
     def __len__(self) -> int:
         return len(self._values)

@@ -82,22 +82,22 @@ class Slot:
 
     def __init__(self) -> None:
         self.base: Base = b""
-        self.offset = 0
-        self.timestamp_ns = 0
-        self.length = 0
-        self.wire_length = 0
-        self.interface = 0
-        self.vlan = 0
-        self.checksum = 0
-        self.flags = 0
-        self.gso_type = 0
-        self.verdict = 0
-        self.gso_size = 0
-        self.csum_start = 0
-        self.csum_offset = 0
-        self.header_length = 0
-        self.head = -1
-        self.following = -1
+        self.offset: int = 0
+        self.timestamp_ns: int = 0
+        self.length: int = 0
+        self.wire_length: int = 0
+        self.interface: int = 0
+        self.vlan: int = 0
+        self.checksum: int = 0
+        self.flags: int = 0
+        self.gso_type: int = 0
+        self.verdict: int = 0
+        self.gso_size: int = 0
+        self.csum_start: int = 0
+        self.csum_offset: int = 0
+        self.header_length: int = 0
+        self.head: int = -1
+        self.following: int = -1
 
 
 class Head:
@@ -152,37 +152,37 @@ class Head:
 
     def __init__(self) -> None:
         self.base: Base = b""
-        self.offset = 0
-        self.even_sum = 0
-        self.odd_sum = 0
-        self.first = 0
-        self.last = 0
-        self.network = 0
-        self.transport = 0
-        self.header_length = 0
-        self.payload = 0
-        self.limit = 0
-        self.count = 0
-        self.count_limit = 0
-        self.gso_size = 0
-        self.space = -1
-        self.barrier = 0
-        self.sequence = 0
-        self.interface = 0
-        self.vlan = 0
-        self.ip_sum = 0
-        self.transport_sum = 0
-        self.ip_id = 0
-        self.version = 0
-        self.protocol = 0
-        self.flags = 0
-        self.checksum = 0
-        self.given = 0
-        self.id_mode = 0
-        self.closed = 0
-        self.open = False
-        self.ready = False
-        self.verified = False
+        self.offset: int = 0
+        self.even_sum: int = 0
+        self.odd_sum: int = 0
+        self.first: int = 0
+        self.last: int = 0
+        self.network: int = 0
+        self.transport: int = 0
+        self.header_length: int = 0
+        self.payload: int = 0
+        self.limit: int = 0
+        self.count: int = 0
+        self.count_limit: int = 0
+        self.gso_size: int = 0
+        self.space: int = -1
+        self.barrier: int = 0
+        self.sequence: int = 0
+        self.interface: int = 0
+        self.vlan: int = 0
+        self.ip_sum: int = 0
+        self.transport_sum: int = 0
+        self.ip_id: int = 0
+        self.version: int = 0
+        self.protocol: int = 0
+        self.flags: int = 0
+        self.checksum: int = 0
+        self.given: int = 0
+        self.id_mode: int = 0
+        self.closed: int = 0
+        self.open: bool = False
+        self.ready: bool = False
+        self.verified: bool = False
 
 
 class Parsed:
@@ -203,17 +203,17 @@ class Parsed:
     )
 
     def __init__(self) -> None:
-        self.network = 0
-        self.transport = 0
-        self.header_length = 0
-        self.payload = 0
-        self.length = 0
-        self.version = 0
-        self.protocol = 0
-        self.flags = 0
-        self.readable = False
-        self.barrier = False
-        self.refused = False
+        self.network: int = 0
+        self.transport: int = 0
+        self.header_length: int = 0
+        self.payload: int = 0
+        self.length: int = 0
+        self.version: int = 0
+        self.protocol: int = 0
+        self.flags: int = 0
+        self.readable: bool = False
+        self.barrier: bool = False
+        self.refused: bool = False
 
 
 class Bucket:
@@ -222,9 +222,9 @@ class Bucket:
     __slots__ = ("digest", "generation", "head")
 
     def __init__(self) -> None:
-        self.generation = 0
-        self.digest = 0
-        self.head = -1
+        self.generation: int = 0
+        self.digest: int = 0
+        self.head: int = -1
 
 
 def slots(count: int) -> list[Slot]:

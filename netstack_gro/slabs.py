@@ -32,9 +32,9 @@ class SlabPool:
     __slots__ = ("_aside", "current", "limit", "replaced")
 
     def __init__(self, first: bytearray, limit: int) -> None:
-        self.current = first
-        self.limit = limit
-        self.replaced = 0
+        self.current: bytearray = first
+        self.limit: int = limit
+        self.replaced: int = 0
         self._aside: list[bytearray] = []
 
     def renew(self) -> bytearray:

@@ -19,7 +19,9 @@ def declarations(name: str) -> str:
 def test_every_code_is_the_same_constant_in_compiled_code() -> None:
     constants = {
         name: int(value, 0)
-        for name, value in re.findall(r"^    ([A-Z]\w*) = (\S+)$", declarations("codes.pxd"), re.MULTILINE)
+        for name, value in re.findall(
+            r"^    ([A-Z]\w*) = (\S+)$", declarations("codes.pxd"), re.MULTILINE
+        )
     }
     assert constants == {
         name: value for name, value in vars(codes).items() if isinstance(value, int)

@@ -41,12 +41,13 @@ class ByteSource:
 
     def __init__(self, source: Source) -> None:
         """Open ``source``. CaptureError where it cannot be opened or read."""
-        self.buffer = b""
-        self.base = 0
-        self.cut = False
-        self.bytes_read = 0
+        self.buffer: bytes = b""
+        self.base: int = 0
+        self.cut: bool = False
+        self.bytes_read: int = 0
+        self.name: str
         self.name, self._stream, self._owned = _open(source)
-        self.size = _size_of(self._stream)
+        self.size: int | None = _size_of(self._stream)
         # read1 returns what is there; read of a buffered pipe would wait for a whole piece.
         self._read_stream: Callable[[int], bytes | None]
         self._read_stream = getattr(self._stream, "read1", self._stream.read)

@@ -44,7 +44,7 @@ class CaptureFileSink:
     def __init__(self, stream: IO[bytes], *, limits: Limits | None = None) -> None:
         if limits is None:
             limits = Limits(udp=True, max_udp_segments=MAX_UDP_SEGMENTS)
-        self.limits = limits
+        self.limits: Limits = limits
         self._writer = PcapngWriter(stream)
         self._interfaces: dict[int, int] = {}
         self._packets = 0
