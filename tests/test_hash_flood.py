@@ -82,7 +82,7 @@ def random_flows(link: str, seed: int = 1) -> list[bytes]:
 
 
 @pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[bytes]], int]:
+def probes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Counts how often the interpreted engine looks at a bucket for one batch of packets."""
     interpreted = load("interpreted")
     count = itertools.count()
@@ -94,12 +94,16 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[bytes]], int]
 
     monkeypatch.setattr(records, "bucket_at", counted)
 
-    def run(link: str, packets: list[bytes]) -> int:
+    def run(
+        link: str, packets: list[bytes], metadata: Callable[[int], dict[str, int]] = lambda i: {}
+    ) -> int:
         gro = interpreted.GroDispatcher(
             lambda delivered: None, GroConfig(link=link, udp=True, capacity=FLOWS)
         )
         before = next(count)
-        gro.dispatch(packets)
+        for number, packet in enumerate(packets):
+            gro.enqueue(packet, **metadata(number))
+        gro.flush()
         return next(count) - before - 1
 
     return run
@@ -107,13 +111,32 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, list[bytes]], int]
 
 @PARAMETERS
 def test_chosen_flows_are_probed_for_at_most_twice_as_often_as_random_ones(
-    link: str, make: Callable[[int], bytes], probes: Callable[[str, list[bytes]], int]
+    link: str, make: Callable[[int], bytes], probes: Callable[..., int]
 ) -> None:
     chosen = [make(number) for number in range(FLOWS)]
     assert len(set(chosen)) == FLOWS
     # Each run has an engine of its own, hence a seed of its own.
     random_cost = sum(probes(link, random_flows(link, seed)) for seed in range(3))
     chosen_cost = sum(probes(link, chosen) for _ in range(3))
+    assert 3 * FLOWS <= chosen_cost <= 2 * random_cost
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        lambda i: {"interface": i},
+        lambda i: {"interface": i << 22},
+        lambda i: {"vlan": i},
+        lambda i: {"vlan": i, "vlan_tpid": 4095 - i},
+        lambda i: {"interface": i, "vlan": i},
+    ],
+    ids=["interfaces", "high bits of interfaces", "VLANs", "VLANs against TPIDs", "both alike"],
+)
+def test_metadata_sets_flows_apart_in_the_table_too(
+    metadata: Callable[[int], dict[str, int]], probes: Callable[..., int]
+) -> None:
+    random_cost = sum(probes("ip", random_flows("ip", seed)) for seed in range(3))
+    chosen_cost = sum(probes("ip", [tcp4(PAYLOAD)] * FLOWS, metadata) for _ in range(3))
     assert 3 * FLOWS <= chosen_cost <= 2 * random_cost
 
 
@@ -190,7 +213,7 @@ def test_the_table_is_at_most_half_full_whatever_the_capacity(
 
 
 def test_a_barrier_closes_all_heads_at_once(
-    probes: Callable[[str, list[bytes]], int],
+    probes: Callable[..., int],
 ) -> None:
     flows = random_flows("ip")[: FLOWS // 2]
     fragment = tcp4(PAYLOAD, mf=True, df=False)
@@ -213,3 +236,16 @@ def test_every_engine_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         seen.add(tuple(places))
         places.clear()
     assert len(seen) == 5
+
+
+def test_the_table_is_emptied_also_when_its_generations_are_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interpreted = load("interpreted")
+    monkeypatch.setattr(interpreted.module("table"), "GENERATIONS", 4)
+    recorder = Recorder()
+    gro = interpreted.GroDispatcher(recorder, GroConfig(capacity=16))
+    packets = [tcp4(PAYLOAD, sport=port) for port in range(16)]
+    for _ in range(20):
+        gro.dispatch(packets)
+    assert [packet.data for packet in recorder.take()] == packets * 20

@@ -18,7 +18,7 @@ from netstack_gro.errors import GsoError, PinnedError
 from netstack_gro.stats import Stats
 from netstack_gro.verdicts import CloseReason, Verdict
 from netstack_gro.virtio import GsoType, VirtioHeader
-from tests.builders import tcp4, udp4
+from tests.builders import tcp4, tcp6, udp4, udp6
 from tests.engines import Engine
 from tests.invariants import (
     FEEDS,
@@ -128,6 +128,31 @@ def test_cutting_what_was_delivered_gives_back_the_inputs(
     delivered = deliver(engine, packets, config, way)
     groups = check_conservation(packets, delivered)
     check_losslessness(packets, groups, delivered, config, engine.segment)
+
+
+@pytest.mark.parametrize("build", [tcp4, tcp6, udp4, udp6])
+def test_a_super_packet_whose_checksum_is_zero_has_the_zero_of_its_protocol(
+    engine: Engine, build: Callable[..., bytes]
+) -> None:
+    udp = build in (udp4, udp6)
+    packets = []
+    for word in (bytes(2), None):
+        if word is None:  # the word that completes the sum to 0xFFFF
+            field = 40 * (build in (tcp6, udp6)) or 20
+            field += 6 if udp else 16
+            word = packets[0].data[field : field + 2]
+        halves = [word + bytes(98), bytes(100)]
+        inputs = []
+        for at, half in enumerate(halves):
+            fields = {} if udp else {"seq": 100 * at}
+            if build in (tcp4, udp4):
+                fields["ident"] = at
+            inputs.append(TrafficPacket(build(half, **fields), timestamp_ns=at))
+        packets = deliver(engine, inputs, GroConfig(udp=True))
+        check(inputs, packets, GroConfig(udp=True), engine.segment)
+    (packet,) = packets
+    assert packet.packets == 2
+    assert packet.data[field : field + 2] == (b"\xff\xff" if udp else b"\0\0")
 
 
 @given(case=cases())
