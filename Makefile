@@ -1,4 +1,5 @@
-# Everything runs in $(VENV); nothing outside it and build/ is touched.
+# Everything runs in $(VENV). Written beside it: build/, dist/, and in netstack_gro/ the compiled
+# modules.
 #
 #   make test PYTHON=python3.13             another interpreter (with VENV=... to keep both)
 #   make test ARGS="-k order -x"            arguments for pytest

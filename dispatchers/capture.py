@@ -13,7 +13,7 @@ from typing import IO
 
 from netstack_gro.batch import Batch
 from netstack_gro.capture import CaptureReader, Record, link_name, open_capture
-from netstack_gro.config import MAX_CAPACITY, ChecksumState, GroConfig
+from netstack_gro.config import MAX_CAPACITY, MAX_PACKET, ChecksumState, GroConfig
 from netstack_gro.dispatchers.base import Dispatcher, DispatcherStats
 from netstack_gro.dispatchers.offloads import (
     MssTable,
@@ -39,7 +39,6 @@ MAX_SPAN_BYTES = 64 * 1024 * 1024
 
 MIN_MTU = 68  # RFC 791 section 3.2: every IPv4 link carries that much
 
-_MAX_LENGTH = 2**31 - 1  # what a batch takes as a wire length
 _PARTIAL = int(Offload.PARTIAL)
 _IP_CHECKSUM = int(Offload.IP_CHECKSUM)
 _AGGREGATED = int(Offload.AGGREGATED)
@@ -342,7 +341,7 @@ class CaptureDispatcher(Dispatcher):
             self._aggregated += 1
         lane.batch.append(
             packet,
-            wire_length=min(record.wire_length, _MAX_LENGTH),
+            wire_length=min(record.wire_length, MAX_PACKET),
             timestamp_ns=record.timestamp_ns,
             interface=record.interface,
             checksum=ChecksumState.PARTIAL if found & _PARTIAL else None,

@@ -310,8 +310,8 @@ def _sll2(data: bytes | bytearray) -> tuple[int, int]:
     return 20, _VERSIONS.get(data[0] << 8 | data[1], 0)
 
 
-# AF_INET; AF_INET6 of Linux, NetBSD and OpenBSD, FreeBSD, Darwin.
-_FAMILIES = {2: 4, 10: 6, 24: 6, 28: 6, 30: 6}
+# AF_INET; AF_INET6 of NetBSD and OpenBSD, FreeBSD, Darwin.
+_FAMILIES = {2: 4, 24: 6, 28: 6, 30: 6}
 
 
 def _loop(data: bytes | bytearray) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from netstack_gro import _speed
 __compiled__: Final[bool] = _speed.select_engine()
 
 from netstack_gro.batch import Batch
-from netstack_gro.config import ChecksumState, GroConfig, IpIdMode, Limits
+from netstack_gro.config import ChecksumState, GroConfig, IpIdMode, Limits, Link
 from netstack_gro.errors import (
     CaptureError,
     CaptureFormatError,
@@ -28,6 +28,7 @@ from netstack_gro.errors import (
     UnsupportedLinkTypeError,
     VirtioHeaderError,
 )
+from netstack_gro.flow import Flow
 from netstack_gro.gro import GroDispatcher
 from netstack_gro.gso import complete_checksum, segment
 from netstack_gro.hook import Hook, Sink
@@ -47,6 +48,7 @@ __all__ = [
     "CloseReason",
     "ConfigError",
     "EngineStateError",
+    "Flow",
     "GroConfig",
     "GroDispatcher",
     "GroError",
@@ -55,6 +57,7 @@ __all__ = [
     "Hook",
     "IpIdMode",
     "Limits",
+    "Link",
     "Packet",
     "PinnedError",
     "Sink",

@@ -35,11 +35,11 @@ typedef unsigned char wire_byte;
 #define WIRE_CLONES
 #endif
 
-static inline unsigned int wire_u8(const wire_byte *base, Py_ssize_t at) { return base[at]; }
+static inline int wire_u8(const wire_byte *base, Py_ssize_t at) { return base[at]; }
 
-static inline unsigned int wire_u16(const wire_byte *base, Py_ssize_t at) {
+static inline int wire_u16(const wire_byte *base, Py_ssize_t at) {
     const wire_byte *p = base + at;
-    return (unsigned int)p[0] << 8 | p[1];
+    return p[0] << 8 | p[1];
 }
 
 static inline unsigned int wire_u32(const wire_byte *base, Py_ssize_t at) {

@@ -6,24 +6,28 @@ cleared; neither is ever written to.
 """
 
 import operator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from netstack_gro import records
-from netstack_gro.config import MAX_CAPACITY, ChecksumState
+from netstack_gro.config import MAX_CAPACITY, MAX_PACKET, ChecksumState
 from netstack_gro.errors import EngineStateError
 from netstack_gro.slabs import SlabPool
 from netstack_gro.virtio import NEEDS_CSUM as VIRTIO_NEEDS_CSUM
 from netstack_gro.virtio import VirtioHeader
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 __all__ = ["Batch"]
 
 _NOTHING = memoryview(b"")
-_MAX_LENGTH = 2**31 - 1
 _MAX_TIME = 2**63 - 1
 
 
 class Batch:
-    """Up to ``capacity`` packets, as ranges of ``slab`` or as borrowed buffers, with metadata.
+    """Batch(slab=None, *, capacity=1024, max_slabs=8): packets and their metadata.
+
+    They are ranges of ``slab`` or borrowed buffers, up to ``capacity`` of them.
 
     slab: a bytes-like object, writable or not, that `add` takes ranges of. It is locked against
     resizing for as long as the batch lives. None: the batch only borrows buffers (`append`).
@@ -67,7 +71,9 @@ class Batch:
     _slots: list[records.Slot]
     _view: memoryview
 
-    def __init__(self, slab: Any = None, *, capacity: int = 1024, max_slabs: int = 8) -> None:
+    def __init__(
+        self, slab: "Buffer | None" = None, *, capacity: int = 1024, max_slabs: int = 8
+    ) -> None:
         if self._limit:
             raise EngineStateError("a batch is initialised once")
         capacity = _field("capacity", capacity, 1, MAX_CAPACITY)
@@ -129,8 +135,10 @@ class Batch:
         Raises ValueError for a range outside the slab, a full batch or metadata out of range,
         TypeError for metadata of a wrong type; the batch is unchanged then.
         """
+        if self._slab is None:
+            raise ValueError("the batch has no slab to add a range of; append borrows a buffer")
         start = _field("offset", offset, 0, self._size)
-        size = _field("length", length, 0, min(self._size - start, _MAX_LENGTH))
+        size = _field("length", length, 0, min(self._size - start, MAX_PACKET))
         if self._count >= self._limit or self._busy:
             self._refuse()
         self._busy = True  # metadata may run code of the caller's when it is converted
@@ -156,7 +164,7 @@ class Batch:
 
     def append(
         self,
-        packet: Any,
+        packet: "Buffer",
         *,
         wire_length: int | None = None,
         timestamp_ns: int = 0,
@@ -239,9 +247,9 @@ class Batch:
             self._owners[self._count] = view
             slot.base = records.view_base(packet, view)
             size = len(view)
-        if size > _MAX_LENGTH:
+        if size > MAX_PACKET:
             self._owners[self._count] = None
-            raise ValueError(f"a packet of {size} bytes is longer than {_MAX_LENGTH}")
+            raise ValueError(f"a packet of {size} bytes is longer than {MAX_PACKET}")
         slot.offset = 0
         slot.length = size
         return 0
@@ -331,7 +339,7 @@ class Batch:
         """Check a packet's metadata keywords and write them into its slot."""
         self._plain(slot)
         if wire_length is not None:
-            slot.wire_length = _field("wire_length", wire_length, 0, _MAX_LENGTH)
+            slot.wire_length = _field("wire_length", wire_length, 0, MAX_PACKET)
         if timestamp_ns is not None:
             slot.timestamp_ns = _field("timestamp_ns", timestamp_ns, -_MAX_TIME - 1, _MAX_TIME)
         if interface is not None:

@@ -38,6 +38,7 @@ FixedIpIds = Literal["merge", "df", "refuse"]
 
 MAX_IP_LENGTH = 65535  # RFC 791 section 3.1, RFC 8200 section 3: 16-bit length fields
 MAX_CAPACITY = 65536
+MAX_PACKET = 2**30  # bytes; far beyond any packet, and no sum of two lengths leaves a C int
 MAX_UDP_SEGMENTS = 128  # UDP_MAX_SEGMENTS, include/linux/udp.h since 6.9; 64 before
 
 # Linux hands datagrams to these ports to a tunnel, which cannot undo a merge of the outer UDP:
@@ -73,8 +74,10 @@ class IpIdMode(IntEnum):
 class Limits:
     """What a sink can take now. Against `GroConfig` the stricter of the two wins.
 
-    A sink offers it as its ``limits`` attribute, which the engine reads at every batch: to
-    withdraw merging, a sink replaces the object by another.
+    A sink offers it as its ``limits`` attribute, which the engine reads when a batch begins: to
+    withdraw merging, a sink replaces the object by another. The fields are those of `GroConfig`.
+    The smaller number is the stricter, False is stricter than True, ``complete`` than
+    ``partial``, and ``refuse`` than ``df`` than ``merge``.
     """
 
     tcp: bool = True
@@ -101,7 +104,9 @@ class GroConfig:
     received_checksums: ``verify`` computes a transport checksum before a merge is made with it;
         ``trust`` takes it as verified. A packet's own `ChecksumState` overrides either.
     delivered_checksums: ``complete`` writes the full transport checksum of a super-packet,
-        ``partial`` the pseudo-header sum that a virtio_net_hdr with NEEDS_CSUM goes with.
+        ``partial`` the pseudo-header sum that a virtio_net_hdr with NEEDS_CSUM goes with. With
+        ``complete``, a packet that came with a partial checksum is delivered with it completed,
+        even alone in its batch; that is the one change to a packet that is passed through.
     max_size: largest IP packet delivered as a result of merging, in bytes, to 65,535.
     max_frame: the same with the link header counted, in bytes; None: not limited.
     max_tcp_segments: segments in one TCP super-packet, at least 1; None: not limited.
@@ -125,8 +130,8 @@ class GroConfig:
     max_tcp_segments: int | None = None
     max_udp_segments: int = 64
     fixed_ip_ids: FixedIpIds = "merge"
-    udp_tunnel_ports: frozenset[int] = UDP_TUNNEL_PORTS
-    udp_tunnel_ports_either: frozenset[int] = UDP_TUNNEL_PORTS_EITHER
+    udp_tunnel_ports: Iterable[int] = UDP_TUNNEL_PORTS
+    udp_tunnel_ports_either: Iterable[int] = UDP_TUNNEL_PORTS_EITHER
     max_slabs: int = 8
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ cdef class Engine:
     cdef int _refuse(self, Head *head, Slot *slot, int index) noexcept
     @cython.locals(parsed=ParsedPointer)
     cdef int _policy(self, Slot *slot) noexcept
-    cdef inline int _limit(self) noexcept
+    cdef int _limit(self) noexcept
     @cython.locals(parsed=ParsedPointer, head=HeadPointer, number=cython.int)
     cdef int _pass(self, Slot *slot, int index, int verdict) noexcept
     @cython.locals(

@@ -1,11 +1,11 @@
-from netstack_gro cimport codes, headers, merge, records, wire
+from netstack_gro cimport codes, records, wire
 from netstack_gro.batch cimport Batch
 from netstack_gro.delivery cimport Delivery
 from netstack_gro.engine cimport Engine
 from netstack_gro.outbox cimport Outbox
 cimport cython
 
-cdef int IDLE, BUSY, CLOSED
+cdef int CO_COROUTINE, IDLE, BUSY, CLOSED
 
 
 @cython.final

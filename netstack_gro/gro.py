@@ -4,8 +4,8 @@ What callers hand in is checked and converted here; `Engine` decides what become
 `Outbox` makes packets of the results.
 """
 
-from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from netstack_gro import codes, records, wire
 from netstack_gro.batch import Batch
@@ -19,7 +19,12 @@ from netstack_gro.outbox import Outbox
 from netstack_gro.stats import Stats
 from netstack_gro.virtio import VirtioHeader
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 __all__ = ["GroDispatcher"]
+
+CO_COROUTINE = 0x80  # inspect.CO_COROUTINE
 
 IDLE = 1
 BUSY = 2
@@ -27,7 +32,7 @@ CLOSED = 3
 
 
 class GroDispatcher:
-    """An engine that merges the packets of a batch and flushes them into ``hook`` once.
+    """GroDispatcher(hook, config=None): merges a batch and flushes it into ``hook`` once.
 
     hook: called with a list of `Packet` at every flush that has any, in the arrival order of
     each packet's first input. With a ``limits`` attribute (a `Limits`) it is a sink: the
@@ -35,11 +40,13 @@ class GroDispatcher:
     config: a `GroConfig`; None for the defaults.
 
     One engine belongs to one dispatcher and one thread: there is no lock. Entering it again from
-    its own hook, or from a second thread, raises EngineStateError (a RuntimeError). An exception
-    of the hook propagates from the call that flushed, after the engine has reset itself; what
-    that flush held counts as delivered.
+    its own hook, or from a second thread while it is at work, raises EngineStateError (a
+    RuntimeError). An exception of the hook propagates from the call that flushed, after the engine
+    has reset itself; what that flush held counts as delivered. What interrupts the engine itself
+    (KeyboardInterrupt, MemoryError) ends the batch in the same way.
 
-    As a context manager the engine flushes when it is left.
+    A batch begins with its first packet, dispatched or enqueued; a sink's limits are read then.
+    As a context manager the engine flushes when it is left, and can be used on; `close` ends it.
     """
 
     __slots__ = (
@@ -73,13 +80,18 @@ class GroDispatcher:
             raise EngineStateError("an engine is initialised once")
         if not callable(hook):
             raise TypeError(f"hook: a callable is required, not {type(hook).__name__!r}")
+        code = getattr(hook, "__code__", None)
+        if code is not None and code.co_flags & CO_COROUTINE:
+            raise TypeError("hook: a coroutine function would never run; give a plain callable")
         if config is None:
             config = GroConfig()
         elif not isinstance(config, GroConfig):
             raise TypeError(f"config: a GroConfig is required, not {type(config).__name__!r}")
         layout = codes.LINKS[config.link]
         default = codes.VERIFIED if config.received_checksums == "trust" else codes.UNKNOWN
-        ports = port_map(config.udp_tunnel_ports, config.udp_tunnel_ports_either)
+        ports = port_map(
+            frozenset(config.udp_tunnel_ports), frozenset(config.udp_tunnel_ports_either)
+        )
         self._hook = hook
         self._sink = hasattr(hook, "limits")
         self._config = config
@@ -103,7 +115,7 @@ class GroDispatcher:
     def __reduce__(self) -> NoReturn:
         raise TypeError("cannot pickle 'GroDispatcher' object")
 
-    def dispatch(self, packets: Any) -> int:
+    def dispatch(self, packets: "Batch | Iterable[Buffer]") -> int:
         """Merge and deliver a batch; how many packets were taken.
 
         packets: a `Batch`, which is left as it is and may be cleared or dispatched again
@@ -112,7 +124,9 @@ class GroDispatcher:
         flushed in pieces. A batch of one, with nothing pending, is delivered unparsed.
 
         An iterable that raises, or yields something that is not a packet, ends the batch: what
-        was taken is delivered, then the exception propagates with the packet's index.
+        was taken is delivered, then the exception propagates with the packet's index. Raises
+        PinnedError where views that the hook kept leave no space for headers (see
+        `GroConfig.max_slabs`): the packets from there on were not taken.
         """
         self._enter()
         try:
@@ -124,7 +138,7 @@ class GroDispatcher:
 
     def enqueue(
         self,
-        packet: Any,
+        packet: "Buffer",
         *,
         wire_length: int | None = None,
         timestamp_ns: int = 0,
@@ -137,7 +151,8 @@ class GroDispatcher:
     ) -> None:
         """Take one bytes-like packet, borrowed until `flush`; the keywords are those of `Batch`.
 
-        At capacity, what is pending is flushed first.
+        At capacity, what is pending is flushed first. Raises PinnedError as `dispatch` does; the
+        packet was not taken then.
         """
         self._enter()
         try:
@@ -291,11 +306,16 @@ class GroDispatcher:
         return 0
 
     def _begin(self, batch: Batch) -> int:
-        """Start a batch: its memory is current, the header space is nobody else's."""
+        """Start a batch: its memory is current, the header space is nobody else's.
+
+        Raises PinnedError where there is no such space; nothing was taken then.
+        """
         self._delivery.renew()
         if self._sink:
             limits = self._hook.limits
-            if limits is not self._limits:
+            if limits is None or limits is not self._limits:
+                if not isinstance(limits, Limits):
+                    raise TypeError(f"limits: a Limits is required, not {type(limits).__name__!r}")
                 self._apply(limits)
         self._delivery.batch = batch
         self._delivery.slots = batch._slots
@@ -303,7 +323,8 @@ class GroDispatcher:
         return 0
 
     def _idle(self) -> int:
-        """Let go of the batch: no buffer of it is referenced from here."""
+        """Forget the batch and let go of its buffers."""
+        self._engine.reset()
         self._taken = 0
         self._own._drop()
         self._delivery.batch = self._own
@@ -337,6 +358,9 @@ class GroDispatcher:
                     self._engine.take(start, stop)
                 self._flush()
                 start = stop
+        except BaseException:
+            self._idle()
+            raise
         finally:
             batch._busy = False
         return count
@@ -360,6 +384,8 @@ class GroDispatcher:
         own = self._own
         count = 0
         delivering = False
+        if isinstance(packets, bytes | bytearray | memoryview):
+            raise TypeError("dispatch takes a Batch or an iterable of packets; enqueue takes one")
         try:
             for packet in packets:
                 if own._count >= self._capacity:
@@ -371,7 +397,10 @@ class GroDispatcher:
                 try:
                     own._borrow(packet)
                 except (TypeError, ValueError) as error:
-                    raise type(error)(f"packet {count}: {error}") from None
+                    if type(error) is TypeError or type(error) is ValueError:
+                        raise type(error)(f"packet {count}: {error}") from None
+                    error.add_note(f"packet {count}")
+                    raise
                 own._plain(records.slot_at(own._slots, own._count))
                 own._count += 1
                 count += 1
@@ -396,7 +425,12 @@ class GroDispatcher:
         """Process the packets of our own batch that have not been."""
         start = self._taken
         self._taken = self._own._count
-        return self._engine.take(start, self._taken)
+        try:
+            self._engine.take(start, self._taken)
+        except BaseException:
+            self._idle()
+            raise
+        return 0
 
     def _flush(self) -> int:
         """Hand the batch's results to the hook, once, and forget them."""
@@ -404,14 +438,17 @@ class GroDispatcher:
         if not count:
             return 0
         self._delivery.barrier = self._engine.barrier
-        packets = self._outbox.pack(self._engine.out, count)
         try:
-            self._hook(packets)
+            packets = self._outbox.pack(self._engine.out, count)
+            try:
+                self._hook(packets)
+            finally:
+                del packets  # so that what the hook kept can be told from what it did not
         finally:
-            del packets  # so that what the hook kept can be told from what it did not
-            self._outbox.take_back(count)
-            self._engine.reset()
-            self._idle()
+            try:
+                self._outbox.take_back(count)
+            finally:
+                self._idle()
         return 0
 
 

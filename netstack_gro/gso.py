@@ -7,14 +7,17 @@ is what every segment is derived from. Sources: include/linux/virtio_net.h and n
 """
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from netstack_gro import codes, headers, records, wire
 from netstack_gro.batch import contiguous
-from netstack_gro.config import IpIdMode, Link
+from netstack_gro.config import MAX_PACKET, Delivered, IpIdMode, Link
 from netstack_gro.errors import GsoError
 from netstack_gro.records import Base
 from netstack_gro.virtio import GSO_ECN, GsoType, VirtioHeader
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["complete_checksum", "segment"]
 
@@ -158,12 +161,12 @@ records.seal(Segments, ("_at", "_length"), ())
 
 
 def segment(
-    packet: Any,
+    packet: "Buffer",
     header: VirtioHeader,
     ip_id_mode: IpIdMode = IpIdMode.INCREMENT,
     *,
     link: Link | None = None,
-    checksums: str = "complete",
+    checksums: Delivered = "complete",
     max_segments: int = 65535,
 ) -> Iterator[bytes]:
     """The wire packets that ``packet`` stands for, lazily.
@@ -191,7 +194,8 @@ def segment(
         raise ValueError(f"link: {link!r} is not one of {', '.join(codes.LINKS)}")
     view = contiguous(packet)
     if header.gso_type & ~GSO_ECN == GsoType.NONE:
-        return iter((packet,))
+        whole: Any = packet
+        return iter((whole,))
     found = records.parsed()
     try:
         return _segments(packet, view, header, mode, link, checksums, max_segments, found)
@@ -216,7 +220,7 @@ def _segments(
         raise GsoError(f"gso_type {header.gso_type:#x} is not TCPV4, TCPV6 or UDP_L4")
     if header.gso_size == 0 or header.gso_size == codes.NO_GSO_SIZE:
         raise GsoError(f"gso_size {header.gso_size} cuts nothing")
-    if len(view) > 2**31 - 1:
+    if len(view) > MAX_PACKET:
         raise GsoError(f"a packet of {len(view)} bytes")
     _find(packet, view, header, link, found)
     if kind != kind_of(found.version, found.protocol):
@@ -371,7 +375,7 @@ def locate(link: int, base: Base, length: int, found: records.Parsed) -> int:
     return 0 if found.header_length else 5
 
 
-def complete_checksum(packet: Any, header: VirtioHeader) -> bytes:
+def complete_checksum(packet: "Buffer", header: VirtioHeader) -> bytes:
     """A copy of ``packet`` with the checksum filled in that ``header`` says is partial.
 
     The field at csum_start + csum_offset holds the pseudo-header sum; the result covers the

@@ -12,7 +12,7 @@ __all__ = ["Identity", "identify"]
 
 _ETHERTYPES = {b"\x08\x00": 4, b"\x86\xdd": 6}
 _TAGS = (b"\x81\x00", b"\x88\xa8")  # IEEE 802.1Q and 802.1ad
-_IPV6_FAMILIES = (10, 24, 28, 30)  # AF_INET6 of Linux, the BSDs and Darwin
+_IPV6_FAMILIES = (24, 28, 30)  # AF_INET6 of the BSDs and Darwin
 _SKIPPED = (0, 43, 60)  # hop-by-hop, routing, destination options: RFC 8200
 
 

@@ -23,10 +23,10 @@ cdef int close(Head *head, int reason) noexcept
     base=ConstBytePointer, at=cython.Py_ssize_t, size=cython.int, total=cython.int,
     check=cython.uint, extensions=cython.int
 )
-cdef inline bint _repeats(Head *head, Slot *slot, bint sums) noexcept
+cdef bint _repeats(Head *head, Slot *slot, bint sums) noexcept
 
 @cython.locals(ip_id=cython.uint)
-cdef inline int _continues(Head *head, Slot *slot, int payload, int fixed_ids) noexcept
+cdef int _continues(Head *head, Slot *slot, int payload, int fixed_ids) noexcept
 
 @cython.locals(first=SlotPointer, partial=cython.bint)
 cdef int _challenge(Slot *slots, Head *head, Slot *slot) noexcept
@@ -35,13 +35,13 @@ cdef int _challenge(Slot *slots, Head *head, Slot *slot) noexcept
 cdef int _prepare(Head *head, bint sums) noexcept
 
 @cython.locals(at=cython.Py_ssize_t, covered=cython.ulonglong)
-cdef inline unsigned long long _covered(
+cdef unsigned long long _covered(
     Head *head, const byte *base, Py_ssize_t offset, int payload
 ) noexcept
 
 @cython.locals(
     last=SlotPointer, ip_id=cython.uint, covered=cython.ulonglong, flags=cython.uint
 )
-cdef inline int _append(
+cdef int _append(
     Slot *slots, Head *head, Slot *slot, int index, int payload, bint sums
 ) noexcept

@@ -1,7 +1,7 @@
 from netstack_gro cimport codes, records
 from netstack_gro.delivery cimport Delivery
 from netstack_gro.packet cimport Packet
-from netstack_gro.records cimport Head, HeadPointer, Slot, SlotPointer
+from netstack_gro.records cimport HeadPointer, SlotPointer
 cimport cython
 
 cdef int VERDICTS, REASONS

@@ -44,7 +44,7 @@ class Outbox:
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        self._free = []
+        self._free = [make_packet() for _ in range(self._delivery.capacity)]
         self._verdicts = records.counters(VERDICTS)
         self._reasons = records.counters(REASONS)
         self._batches = 0
@@ -62,19 +62,16 @@ class Outbox:
     def pack(self, out: list[int], count: int) -> list[Packet]:
         """The packets that begin at the ``count`` slots of ``out``, in that order."""
         delivery = self._delivery
-        packets = []
+        packets = self._free[:count]  # the one allocation; what follows cannot fail half-way
         inputs = 0
         for position in range(count):
             index = out[position]
             slot = records.slot_at(delivery.slots, index)
-            if position == len(self._free):
-                self._free.append(make_packet())
             packet = self._free[position]
             packet._delivery = delivery
             packet._index = index
             packet._space = -1
             packet._completed = False
-            packets.append(packet)
             if slot.head >= 0:
                 head = records.head_at(delivery.heads, slot.head)
                 self._reasons[delivery.reason(index)] += 1
@@ -112,14 +109,22 @@ class Outbox:
 
     def take_back(self, count: int) -> int:
         """Release the packets of a flush; one that the hook kept has its facts written down."""
-        for position in range(count):
-            packet = self._free[position]
-            if records.kept(packet, 2):  # the list's reference and this one
+        try:
+            for position in range(count):
+                packet = self._free[position]
+                if records.kept(packet, 2):  # the list's reference and this one
+                    if packet._delivery is not None:
+                        packet._settle()
+                    self._free[position] = make_packet()
+                else:
+                    packet._forget()
+        except BaseException:
+            # Without the memory to write facts down, a kept packet is released all the same.
+            for packet in self._free:
                 if packet._delivery is not None:
-                    packet._settle()
-                self._free[position] = make_packet()
-            else:
-                packet._forget()
+                    packet._forget()
+            self._free = [make_packet() for _ in range(self._delivery.capacity)]
+            raise
         return 0
 
     def stats(self) -> Stats:

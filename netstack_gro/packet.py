@@ -6,15 +6,18 @@ that somebody kept has its attributes written down, and lets go of the bytes.
 """
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from netstack_gro import codes, gso, records, wire
 from netstack_gro.batch import exact
-from netstack_gro.config import ChecksumState, IpIdMode, Link
+from netstack_gro.config import ChecksumState, Delivered, IpIdMode, Link
 from netstack_gro.delivery import Delivery
 from netstack_gro.facts import Facts
 from netstack_gro.verdicts import CloseReason, Verdict
 from netstack_gro.virtio import NEEDS_CSUM, GsoType, VirtioHeader
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["Packet"]
 
@@ -24,7 +27,7 @@ _RELEASED = "the packet was released when the hook returned; detach() keeps its 
 
 
 class Packet:
-    """One packet as delivered: passed through as it came, or a super-packet of several.
+    """One packet as delivered: a super-packet of several inputs, or one that was passed through.
 
     Only an engine makes them. Byte access (`bytes()`, `buffers`, `copy_into`, `segments`,
     `header`, `detach`) is possible until the hook returns, and after `detach`; it raises
@@ -98,7 +101,7 @@ class Packet:
                 start = records.slot_at(delivery.slots, index).header_length
         return pieces
 
-    def copy_into(self, buffer: Any, offset: int = 0) -> int:
+    def copy_into(self, buffer: "Buffer", offset: int = 0) -> int:
         """Write the packet to the writable ``buffer`` from ``offset`` on; bytes written.
 
         Raises ValueError where it does not fit, TypeError for a buffer that is read-only or not
@@ -119,7 +122,7 @@ class Packet:
         return size
 
     def segments(
-        self, *, checksums: str = "complete", max_segments: int = 65535
+        self, *, checksums: Delivered = "complete", max_segments: int = 65535
     ) -> Iterator[bytes]:
         """The wire packets that this one stands for: `gso.segment` on its bytes and metadata."""
         facts = self._describe()
@@ -146,8 +149,10 @@ class Packet:
         """The packet's headers, link to transport, writable: for NAT, TTL, ECN.
 
         `bytes()`, `buffers` and `segments` follow what is written, the input's memory does not
-        change. Checksums are the writer's to keep right in `bytes()`; `segments` computes those
-        of every segment it cuts. Empty for a packet without a TCP or UDP header.
+        change. `segments` computes the checksums of every segment that it cuts; those of
+        `bytes()`, and of a packet that is a single segment, are the writer's to keep right
+        (RFC 1624). Empty for a packet without a TCP or UDP header that was found. A view that is
+        kept after the hook returned pins the memory that it lies in.
         """
         self._live()
         if self._own is not None:

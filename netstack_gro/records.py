@@ -105,14 +105,14 @@ class Head:
 
     base, offset: its first packet's bytes, which stand for its flow's key and headers. network,
     transport: where its IP and transport headers start. payload: bytes so far; limit: bytes
-    allowed. count, count_limit: segments, 0 for no limit. sequence: the TCP sequence number that
+    allowed. count, count_limit: segments so far and allowed. sequence: the TCP sequence number that
     continues it. flags: FIN and PSH gathered. ip_id, id_mode: the last ID and how IDs go on.
     ready: whether ip_sum and transport_sum (what is constant in the sums of its packets) are
     there. even_sum, odd_sum: what the checksums of its segments cover beside their payloads,
     apart for payloads that start at an even and at an odd offset. checksum: its packets'
     `ChecksumState`; given: the same as their slots have it; verified: whether its first packet
     has been. closed: `CloseReason`, 0 while open. barrier: the engine's when it opened.
-    space: its number in the header space, -1 for none yet.
+    space: where in the header space its headers are, once it is delivered.
     """
 
     __slots__ = (

@@ -56,8 +56,7 @@ class Report:
     """What a replay found; `to_json` is the object that ``--json`` prints.
 
     file: the name. error: why reading broke off, or None. engine: "compiled" or "interpreted".
-    link_types: LINKTYPE_ numbers in the file. interfaces: each with link_type, link (or None
-    where it is not read), name and packets.
+    link_types: LINKTYPE_ numbers in the file. interfaces: each with link_type, name and packets.
     batch, window_ns: how batches were formed; one of them is None.
     packets_in, bytes_in, packets_out, bytes_out: what was read and what was delivered.
     super_packets: delivered packets made of at least two; segments: the packets in them.

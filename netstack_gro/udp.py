@@ -1,6 +1,6 @@
-"""May this UDP datagram extend that head? And the arithmetic of their checksums.
+"""The arithmetic of UDP checksums (RFC 768).
 
-Sources: RFC 768 for the header; Linux 6.18's udp_gro_receive for the rules.
+Whether a datagram extends a head follows from link, IP header and size: see `merge.difference`.
 """
 
 from netstack_gro import codes, headers, records, wire

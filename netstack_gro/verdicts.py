@@ -107,7 +107,8 @@ class CloseReason(IntEnum):
 
     BATCH_END = 1
     BARRIER = 2
-    """A packet whose ports cannot be read arrived: every head closed, so that order holds."""
+    """Every head closed at once, so that order holds: a packet whose ports cannot be read arrived,
+    or merging was switched off or on."""
     PASSED = 3
     """A packet of the flow was passed through behind it."""
 

@@ -3,8 +3,8 @@ cdef extern from "_wire.h":
     ctypedef unsigned char byte "wire_byte"
     const unsigned int MASK32 "WIRE_MASK32"
 
-    unsigned int u8 "wire_u8"(const byte *base, Py_ssize_t at) noexcept
-    unsigned int u16 "wire_u16"(const byte *base, Py_ssize_t at) noexcept
+    int u8 "wire_u8"(const byte *base, Py_ssize_t at) noexcept
+    int u16 "wire_u16"(const byte *base, Py_ssize_t at) noexcept
     unsigned int u32 "wire_u32"(const byte *base, Py_ssize_t at) noexcept
     unsigned long long u64 "wire_u64"(const byte *base, Py_ssize_t at) noexcept
     void put_u8 "wire_put_u8"(byte *base, Py_ssize_t at, unsigned int value) noexcept

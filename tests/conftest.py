@@ -31,6 +31,7 @@ _refuse_stale_modules()
 
 import netstack_gro  # noqa: E402
 from tests.engines import ENGINES, Engine, load  # noqa: E402
+from tests.requirements import require_both_engines  # noqa: E402
 
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -73,8 +74,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 @pytest.fixture(scope="session")
 def both_engines() -> tuple[Engine, Engine]:
     """The compiled and the interpreted engine, in one process."""
-    if len(ENGINES) < 2:
-        pytest.skip("this process has no compiled engine")
+    require_both_engines(len(ENGINES))
     return load("compiled"), load("interpreted")
 
 

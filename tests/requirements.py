@@ -23,6 +23,17 @@ def require(reason: str | None) -> None:
     pytest.skip(reason)
 
 
+def require_both_engines(engines: int) -> None:
+    """Skip where this process has one engine only, unless it was to be compiled: then fail."""
+    if engines > 1:
+        return
+    reason = "this process has no compiled engine"
+    forced = os.environ.get("NETSTACK_GRO_INTERPRETED", "0") not in {"", "0"}
+    if os.environ.get("NETSTACK_GRO_BUILD") == "compiled" and not forced:
+        require(reason)
+    pytest.skip(reason)
+
+
 def lacks_root() -> str | None:
     """Why namespaces cannot be made here: not Linux, not root, or no pyroute2 to set them up."""
     if sys.platform != "linux":

@@ -304,3 +304,40 @@ def test_a_predicate_and_a_hook_that_both_raise_lose_neither_error(engine: Engin
     with pytest.raises((OSError, LookupError)):
         gro.dispatch(stream(2))
     assert gro.stats.packets_in == 4
+
+
+def test_a_coroutine_function_is_no_hook(engine: Engine) -> None:
+    async def hook(packets: list[Any]) -> None:
+        """Nobody would await it."""
+
+    with pytest.raises(TypeError, match="coroutine"):
+        engine.GroDispatcher(hook)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_one_packet_is_no_batch(engine: Engine, kind: Any) -> None:
+    gro = engine.GroDispatcher(lambda packets: None)
+    with pytest.raises(TypeError, match="enqueue"):
+        gro.dispatch(kind(b"a packet"))
+    assert gro.stats.packets_in == 0
+
+
+@pytest.mark.parametrize("limits", [None, "udp", 7])
+def test_a_sink_has_limits_or_is_refused(engine: Engine, limits: object) -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.limits = limits
+
+        def __call__(self, packets: list[Any]) -> None:
+            raise AssertionError("nothing may be delivered")
+
+    gro = engine.GroDispatcher(Sink())
+    for _ in range(2):
+        with pytest.raises(TypeError, match="limits"):
+            gro.dispatch([b"one", b"two"])
+    assert gro.stats.packets_in == 0
+
+
+def test_a_range_of_no_slab_is_refused_by_name(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="no slab"):
+        engine.Batch().add(0, 10)

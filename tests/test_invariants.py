@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from netstack_gro.config import ChecksumState, GroConfig, IpIdMode, Limits
+from netstack_gro.config import ChecksumState, GroConfig, Limits
 from netstack_gro.errors import GsoError, PinnedError
 from netstack_gro.stats import Stats
 from netstack_gro.verdicts import CloseReason, Verdict
@@ -134,25 +134,23 @@ def test_cutting_what_was_delivered_gives_back_the_inputs(
 def test_a_super_packet_whose_checksum_is_zero_has_the_zero_of_its_protocol(
     engine: Engine, build: Callable[..., bytes]
 ) -> None:
-    udp = build in (udp4, udp6)
-    packets = []
-    for word in (bytes(2), None):
-        if word is None:  # the word that completes the sum to 0xFFFF
-            field = 40 * (build in (tcp6, udp6)) or 20
-            field += 6 if udp else 16
-            word = packets[0].data[field : field + 2]
-        halves = [word + bytes(98), bytes(100)]
+    config = GroConfig(udp=True)
+    udp, v4 = build in (udp4, udp6), build in (tcp4, udp4)
+    field = (20 if v4 else 40) + (6 if udp else 16)
+
+    def merged_checksum(word: bytes) -> bytes:
+        """That of two segments, the first of which begins with `word`."""
         inputs = []
-        for at, half in enumerate(halves):
-            fields = {} if udp else {"seq": 100 * at}
-            if build in (tcp4, udp4):
-                fields["ident"] = at
-            inputs.append(TrafficPacket(build(half, **fields), timestamp_ns=at))
-        packets = deliver(engine, inputs, GroConfig(udp=True))
-        check(inputs, packets, GroConfig(udp=True), engine.segment)
-    (packet,) = packets
-    assert packet.packets == 2
-    assert packet.data[field : field + 2] == (b"\xff\xff" if udp else b"\0\0")
+        for at, payload in enumerate((word + bytes(98), bytes(100))):
+            fields = ({} if udp else {"seq": 100 * at}) | ({"ident": at} if v4 else {})
+            inputs.append(TrafficPacket(build(payload, **fields), timestamp_ns=at))
+        delivered = deliver(engine, inputs, config)
+        check(inputs, delivered, config, engine.segment)
+        (packet,) = delivered
+        return packet.data[field : field + 2]
+
+    completes_the_sum = merged_checksum(bytes(2))
+    assert merged_checksum(completes_the_sum) == (b"\xff\xff" if udp else b"\0\0")
 
 
 @given(case=cases())
@@ -504,15 +502,3 @@ def test_verified_is_said_only_of_what_somebody_verified(engine: Engine) -> None
     assert states(None, *good) == [verified]
     assert states(None, *bad) == [verified, unknown]
     assert states(ChecksumState.PARTIAL, bad[1]) == [ChecksumState.PARTIAL]
-
-
-def test_the_recorded_id_mode_is_what_the_segments_need(engine: Engine) -> None:
-    for idents, mode in (((7, 7, 7), IpIdMode.FIXED), ((65535, 0, 1), IpIdMode.INCREMENT)):
-        inputs = [
-            tcp4(bytes(100), seq=100 * number, ident=ident) for number, ident in enumerate(idents)
-        ]
-        recorder = Recorder()
-        engine.GroDispatcher(recorder).dispatch(inputs)
-        (packet,) = recorder.take()
-        assert packet.ip_id_mode is mode
-        assert list(engine.segment(packet.data, packet.virtio, packet.ip_id_mode)) == inputs

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.builders import PSH, SYN, ethernet, tcp4, udp4
 from tests.capture_files import pcap_header, pcap_record, reader_of, records_of
 from tests.captures import ETHERNET, RAW, Shot, capture, segments
 from tests.engines import Engine
+from tests.requirements import require
 
 MS = 1_000_000
 
@@ -340,7 +342,7 @@ def test_a_name_cannot_command_the_terminal(engine: Engine, name: str, shown: st
 
 
 def test_rich_tables_say_the_same(engine: Engine) -> None:
-    pytest.importorskip("rich")
+    require(None if find_spec("rich") else "needs rich (dependency group test)")
     report = replay(engine, capture(MIXTURE))
     report.file = "[bold]not markup[/bold]"
     stream = io.StringIO()
@@ -352,7 +354,7 @@ def test_rich_tables_say_the_same(engine: Engine) -> None:
 
 
 def test_a_progress_bar_comes_and_goes(engine: Engine) -> None:
-    pytest.importorskip("rich")
+    require(None if find_spec("rich") else "needs rich (dependency group test)")
     stream = io.StringIO()
     bar = engine.module("rich_report").Bar(stream, "[x] some\x1b", 100)
     bar.update(50)

@@ -18,6 +18,7 @@ from netstack_gro.capture import open_capture
 from netstack_gro.errors import UnsupportedLinkTypeError
 from tests.capture_files import CAPTURES, records_of
 from tests.command import environment
+from tests.requirements import require_both_engines
 
 OURS = Path(__file__).resolve().parent.parent / "pcaps"
 FILES = [
@@ -79,8 +80,7 @@ def test_every_capture_is_given_back_byte_for_byte(name: str, batches: str) -> N
 
 @pytest.mark.parametrize("batches", [*BATCHES, *WINDOWS])
 def test_both_engines_report_the_same_of_every_capture(batches: str) -> None:
-    if len(ENGINES) < 2:
-        pytest.skip("this process has no compiled engine")
+    require_both_engines(len(ENGINES))
     compiled, interpreted = (replayed(name, batches) for name in ENGINES)
     for path, report in compiled.items():
         assert report == {**interpreted[path], "engine": "compiled"}
