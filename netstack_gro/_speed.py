@@ -16,6 +16,7 @@ __all__ = ["HOT_MODULES", "INTERPRETED_VARIABLE", "SourceOnlyFinder", "select_en
 
 HOT_MODULES = (
     "batch",
+    "buffers",
     "delivery",
     "engine",
     "gro",

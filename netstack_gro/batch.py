@@ -5,15 +5,16 @@ one slab (a receive buffer, a mapped ring) or buffers of others that it borrows 
 cleared; neither is ever written to.
 """
 
-import operator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from netstack_gro import records
+from netstack_gro.buffers import contiguous, exact
 from netstack_gro.config import MAX_CAPACITY, MAX_PACKET, ChecksumState
 from netstack_gro.errors import EngineStateError
 from netstack_gro.slabs import SlabPool
 from netstack_gro.virtio import NEEDS_CSUM as VIRTIO_NEEDS_CSUM
 from netstack_gro.virtio import VirtioHeader
+from netstack_gro.wire import Base
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -60,7 +61,7 @@ class Batch:
         "_view",
     )
 
-    _base: records.Base
+    _base: Base
     _busy: bool
     _count: int
     _limit: int
@@ -78,6 +79,8 @@ class Batch:
             raise EngineStateError("a batch is initialised once")
         capacity = _field("capacity", capacity, 1, MAX_CAPACITY)
         max_slabs = _field("max_slabs", max_slabs, 1, 1024)
+        if self._limit:  # by the caller's own code, which the conversions ran
+            raise EngineStateError("a batch is initialised once")
         self._pool = SlabPool(slab, max_slabs) if type(slab) is bytearray else None
         self._view = _NOTHING
         self._attach(slab)
@@ -197,7 +200,11 @@ class Batch:
         """Forget all packets and give back the borrowed buffers."""
         if self._busy:
             self._refuse()
-        self._drop()
+        self._busy = True  # a buffer that is given back may run code of the caller's
+        try:
+            self._drop()
+        finally:
+            self._busy = False
 
     def recycle(self) -> bool:
         """Clear, and make the slab safe to overwrite; whether it had to be replaced.
@@ -209,12 +216,16 @@ class Batch:
         self.clear()
         if self._pool is None:
             return False
-        self._view.release()
+        self._busy = True
         try:
-            self._pool.renew()
+            self._view.release()
+            try:
+                self._pool.renew()
+            finally:
+                replaced = self._pool.current is not self._slab
+                self._attach(self._pool.current)
         finally:
-            replaced = self._pool.current is not self._slab
-            self._attach(self._pool.current)
+            self._busy = False
         return replaced
 
     def _attach(self, slab: Any) -> int:
@@ -380,27 +391,6 @@ class Batch:
 
 
 records.seal(Batch, ("_busy", "_count", "_limit", "_size"), ("_pool", "_slab", "_view"))
-
-
-def contiguous(data: Any) -> memoryview:
-    """A read-only view of ``data`` as plain bytes. Raises TypeError where that cannot be had."""
-    try:
-        view = memoryview(data)
-    except TypeError:
-        raise TypeError(f"a bytes-like object is required, not {type(data).__name__!r}") from None
-    if not view.c_contiguous:
-        raise TypeError(f"{type(data).__name__!r} object is not contiguous")
-    if view.format != "B" or view.ndim != 1:
-        view = view.cast("B")
-    return view.toreadonly()
-
-
-def exact(value: Any) -> int:
-    """The plain int that an integer of any kind stands for; TypeError for anything else.
-
-    A subclass of int may compare as it likes, so what is checked is not it but its value.
-    """
-    return int.__index__(operator.index(value))
 
 
 def _field(name: str, value: Any, low: int, high: int) -> int:

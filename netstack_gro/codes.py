@@ -4,7 +4,7 @@ Never compiled: in compiled code these are constants of ``codes.pxd``. Verdicts 
 `Verdict`, close reasons those of `CloseReason` behind ``CLOSED_``.
 """
 
-from netstack_gro.config import ChecksumState, IpIdMode
+from netstack_gro.config import ChecksumState, IpIdMode, Link
 from netstack_gro.verdicts import CloseReason, Verdict
 from netstack_gro.virtio import GsoType
 
@@ -92,7 +92,7 @@ LINK_NULL = 4
 LINK_LOOP = 5
 LINK_SLL = 6
 LINK_SLL2 = 7
-LINKS = {
+LINKS: dict[Link, int] = {
     "ip": LINK_IP,
     "ipv4": LINK_IPV4,
     "ipv6": LINK_IPV6,

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from netstack_gro import codes, gso, headers, merge, records, wire
 from netstack_gro.flow import Flow
-from netstack_gro.records import Base
 from netstack_gro.table import FlowTable
+from netstack_gro.wire import Base
 
 
 class Engine:

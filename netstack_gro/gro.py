@@ -95,11 +95,12 @@ class GroDispatcher:
         self._hook = hook
         self._sink = hasattr(hook, "limits")
         self._config = config
-        self._capacity = config.capacity
-        self._own = Batch(capacity=config.capacity)
+        capacity = config.capacity
+        self._capacity = capacity
+        self._own = Batch(capacity=capacity)
         self._taken = 0
-        self._delivery = Delivery(config.link, config.capacity, default, config.max_slabs)
-        self._engine = Engine(layout, config.capacity, default, ports)
+        self._delivery = Delivery(config.link, capacity, default, config.max_slabs)
+        self._engine = Engine(layout, capacity, default, ports)
         self._engine.attach(self._delivery.heads, self._delivery.parsed)
         self._outbox = Outbox(self._delivery)
         self._apply(None)

@@ -45,7 +45,7 @@ cdef object _segments(
     object max_segments, Parsed *found
 )
 
-@cython.locals(base=ConstBytePointer, problem=cython.int)
+@cython.locals(base=ConstBytePointer, problem=cython.int, layout=cython.int)
 cdef int _find(
     object packet, object view, object header, object link, Parsed *found
 ) except -1

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from netstack_gro import codes, headers, records, wire
-from netstack_gro.batch import contiguous
+from netstack_gro.buffers import contiguous
 from netstack_gro.config import MAX_PACKET, Delivered, IpIdMode, Link
 from netstack_gro.errors import GsoError
-from netstack_gro.records import Base
 from netstack_gro.virtio import GSO_ECN, GsoType, VirtioHeader
+from netstack_gro.wire import Base
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -176,7 +176,8 @@ def segment(
         payload than one gso_size) is returned as it is: the iterator's only item is ``packet``.
     ip_id_mode: how IPv4 IDs go on: FIXED repeats the first, anything else counts up by one, as
         every kernel does.
-    link: the link layer; None finds it by ``header.csum_start``, at which only one fits.
+    link: the link layer; None takes it from ``header.link``, which a packet's own header has, or
+        else finds it by ``header.csum_start``, and refuses where several fit.
     checksums: ``complete`` computes each transport checksum, ``partial`` writes pseudo-header
         sums. A UDP packet over IPv4 whose checksum is 0, without NEEDS_CSUM, keeps 0.
     max_segments: a packet that would be cut into more is refused.
@@ -190,6 +191,8 @@ def segment(
     mode = IpIdMode(ip_id_mode)
     if checksums != "complete" and checksums != "partial":
         raise ValueError(f"checksums: {checksums!r} is neither 'complete' nor 'partial'")
+    if link is None:
+        link = header.link
     if link is not None and link not in codes.LINKS:
         raise ValueError(f"link: {link!r} is not one of {', '.join(codes.LINKS)}")
     view = contiguous(packet)
@@ -293,21 +296,24 @@ def _find(
 ) -> int:
     """Locate the headers of ``packet``; with no link named, by where the transport header is."""
     base = records.view_base(packet, view)
-    names = (link,) if link is not None else tuple(codes.LINKS)
-    refused = None
-    for name in names:
-        problem = locate(codes.LINKS[name], base, len(view), found)
-        if not problem and (link is not None or header.csum_start == found.transport):
-            return 0
-        if refused is None:
-            refused = _PROBLEMS[problem]
-    if link is None and not header.needs_csum and not locate(codes.LINK_IP, base, len(view), found):
+    if link is not None:
+        problem = locate(codes.LINKS[link], base, len(view), found)
+        if problem:
+            raise GsoError(f"{_PROBLEMS[problem]} (link {link})")
         return 0
-    raise GsoError(
-        f"{refused} (link {link})"
-        if link is not None
-        else f"no link layer has its transport header at csum_start {header.csum_start}"
-    )
+    places: dict[int, Link] = {}
+    for name, layout in codes.LINKS.items():
+        if not locate(layout, base, len(view), found) and found.transport == header.csum_start:
+            places[found.network] = name
+    if not places and not header.needs_csum:
+        places[0] = "ip"
+    if len(places) != 1:
+        raise GsoError(
+            f"csum_start {header.csum_start} fits "
+            + (f"several link layers ({', '.join(places.values())})" if places else "no link layer")
+            + ": name the link"
+        )
+    return _find(packet, view, header, next(iter(places.values())), found)
 
 
 _PROBLEMS = (

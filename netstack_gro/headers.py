@@ -8,7 +8,7 @@ Layouts of link headers are numbers here: `codes.LINKS` maps the names of `confi
 """
 
 from netstack_gro import codes, records, wire
-from netstack_gro.records import Base
+from netstack_gro.wire import Base
 
 
 def parse(

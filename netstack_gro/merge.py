@@ -7,7 +7,7 @@ are the same rules for a packet that was. ``fixed_ids`` is a number of `codes.FI
 """
 
 from netstack_gro import codes, headers, records, tcp, udp, wire
-from netstack_gro.records import Base
+from netstack_gro.wire import Base
 
 
 def follow(

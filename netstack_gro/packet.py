@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from netstack_gro import codes, gso, records, wire
-from netstack_gro.batch import exact
+from netstack_gro.batch import Batch
+from netstack_gro.buffers import exact
 from netstack_gro.config import ChecksumState, Delivered, IpIdMode, Link
 from netstack_gro.delivery import Delivery
 from netstack_gro.facts import Facts
@@ -60,14 +61,16 @@ class Packet:
 
     def __len__(self) -> int:
         """Bytes of the packet, link header included."""
-        if self._delivery is None:
+        if self._delivery is None and self._own is None:
             return self._facts.length
         return self._size()
 
     def __bytes__(self) -> bytes:
         """The whole packet, linearised."""
         self._live()
-        data = records.blank(len(self))
+        if self._own is not None:
+            return bytes(self._own)
+        data = records.blank(self._size())
         self._write(records.blank_base(data), 0)
         return records.finished(data)
 
@@ -85,7 +88,9 @@ class Packet:
         self._live()
         if self._own is not None:
             return [memoryview(self._own).toreadonly()]
+        # From here on everything is held: creating views may let another thread in.
         delivery = self._delivery
+        batch = delivery.batch
         pieces = []
         index = self._index
         start = 0
@@ -94,11 +99,11 @@ class Packet:
             delivery.viewed = True
             pieces.append(delivery.view[self._space : self._space + start].toreadonly())
         while index >= 0:
-            slot = records.slot_at(delivery.slots, index)
-            pieces.append(delivery.batch._piece(index, start, slot.length))
+            slot = records.slot_at(batch._slots, index)
+            pieces.append(batch._piece(index, start, slot.length))
             index = slot.following
             if index >= 0:
-                start = records.slot_at(delivery.slots, index).header_length
+                start = records.slot_at(batch._slots, index).header_length
         return pieces
 
     def copy_into(self, buffer: "Buffer", offset: int = 0) -> int:
@@ -107,13 +112,13 @@ class Packet:
         Raises ValueError where it does not fit, TypeError for a buffer that is read-only or not
         contiguous; the buffer is unchanged then.
         """
-        self._live()
         view = memoryview(buffer)
         if view.readonly or not view.c_contiguous:
             raise TypeError("a writable contiguous buffer is required")
         view = view.cast("B")
-        size = len(self)
         start = exact(offset)
+        self._live()  # not before: the conversions may run code of the caller's
+        size = self._size()
         if not 0 <= start <= len(view) - size:
             raise ValueError(
                 f"{size} bytes at offset {start} do not fit a buffer of {len(view)} bytes"
@@ -189,9 +194,10 @@ class Packet:
     @property
     def packets(self) -> int:
         """Input packets in this one."""
-        if self._delivery is None:
+        delivery = self._delivery
+        if delivery is None:
             return self._facts.packets
-        head = self._head()
+        head = self._head(delivery)
         inputs: int = head.count if head else 1
         return inputs
 
@@ -203,13 +209,15 @@ class Packet:
     @property
     def gso_size(self) -> int:
         """Payload bytes of each segment but the last; 0 for a wire packet, or where unknown."""
-        if self._delivery is None:
+        delivery = self._delivery
+        if delivery is None:
             return self._facts.gso_size
-        head = self._head()
+        head = self._head(delivery)
         if head:
             size: int = head.gso_size
             return size
-        return self._describe().gso_size if self._flagged() else 0
+        flagged = records.slot_at(delivery.slots, self._index).flags != 0
+        return self._describe().gso_size if flagged else 0
 
     @property
     def gso_segs(self) -> int:
@@ -229,9 +237,10 @@ class Packet:
     @property
     def verdict(self) -> Verdict:
         """Why the packet is what it is."""
-        if self._delivery is None:
+        delivery = self._delivery
+        if delivery is None:
             return self._facts.verdict
-        return Verdict(records.slot_at(self._delivery.slots, self._index).verdict)
+        return Verdict(records.slot_at(delivery.slots, self._index).verdict)
 
     @property
     def closed_by(self) -> CloseReason:
@@ -241,9 +250,10 @@ class Packet:
     @property
     def timestamp_ns(self) -> int:
         """Arrival time of its first input, in nanoseconds."""
-        if self._delivery is None:
+        delivery = self._delivery
+        if delivery is None:
             return self._facts.timestamps[0]
-        return records.slot_at(self._delivery.slots, self._index).timestamp_ns
+        return records.slot_at(delivery.slots, self._index).timestamp_ns
 
     @property
     def interface(self) -> int:
@@ -275,19 +285,18 @@ class Packet:
             raise ValueError(_RELEASED)
         return 0
 
-    def _head(self) -> Any:
+    def _head(self, delivery: Delivery) -> Any:
         """The super-packet's head; for a lone packet none, which is false."""
-        slot = records.slot_at(self._delivery.slots, self._index)
+        slot = records.slot_at(delivery.slots, self._index)
         if slot.head < 0 or slot.following < 0:
             return records.no_head()
-        return records.head_at(self._delivery.heads, slot.head)
-
-    def _flagged(self) -> bool:
-        """Whether the packet came with a virtio_net_hdr or as a super-packet."""
-        return records.slot_at(self._delivery.slots, self._index).flags != 0
+        return records.head_at(delivery.heads, slot.head)
 
     def _size(self) -> int:
-        head = self._head()
+        """Bytes that there are now, of a packet whose bytes can be had."""
+        if self._own is not None:
+            return len(self._own)
+        head = self._head(self._delivery)
         if head:
             size: int = head.header_length + head.payload
             return size
@@ -330,18 +339,21 @@ class Packet:
         return 0
 
     def _describe(self) -> Facts:
-        """All attributes at once."""
-        if self._delivery is None:
-            return self._facts
+        """All attributes at once.
+
+        Another thread may let go of the packet while these make objects: they take hold of the
+        engine's memory first, and of the packet's bytes they need nothing after the first step.
+        """
         delivery = self._delivery
+        if delivery is None:
+            return self._facts
         slot = records.slot_at(delivery.slots, self._index)
         if slot.head >= 0 and slot.following >= 0:
-            return self._describe_merged()
-        return self._describe_lone()
+            return self._describe_merged(delivery, delivery.batch, self._index)
+        return self._describe_lone(delivery, delivery.batch, self._index)
 
-    def _describe_merged(self) -> Facts:
-        delivery = self._delivery
-        slot = records.slot_at(delivery.slots, self._index)
+    def _describe_merged(self, delivery: Delivery, batch: Batch, index: int) -> Facts:
+        slot = records.slot_at(batch._slots, index)
         head = records.head_at(delivery.heads, slot.head)
         tcp = head.protocol == codes.TCP
         kind = GsoType(gso.kind_of(head.version, head.protocol))
@@ -355,8 +367,8 @@ class Packet:
             ip_id_mode=IpIdMode(head.id_mode),
             checksum=ChecksumState.PARTIAL if delivery.partial else ChecksumState.VERIFIED,
             verdict=Verdict(slot.verdict),
-            closed_by=CloseReason(delivery.reason(self._index)),
-            timestamps=self._timestamps(),
+            closed_by=CloseReason(delivery.reason(index)),
+            timestamps=_timestamps(batch, index),
             interface=slot.interface,
             vlan=slot.vlan & 0xFFFF if slot.vlan else None,
             vlan_tpid=slot.vlan >> 16,
@@ -371,52 +383,62 @@ class Packet:
                 head.gso_size,
                 head.transport,
                 16 if tcp else 6,
+                link=delivery.link,
             ),
         )
 
-    def _describe_lone(self) -> Facts:
-        delivery = self._delivery
-        slot = records.slot_at(delivery.slots, self._index)
+    def _describe_lone(self, delivery: Delivery, batch: Batch, index: int) -> Facts:
+        slot = records.slot_at(batch._slots, index)
         parsed = delivery.parsed
-        reason = delivery.parse(self._index)
-        state = delivery.state(self._index)
+        reason = delivery.parse(index)
+        fits = gso.fits(slot, parsed, reason)
+        network = parsed.network
+        transport = parsed.transport
+        header_length = parsed.header_length
+        payload = parsed.payload
+        version = parsed.version
+        protocol = parsed.protocol
+        ip_length = parsed.length if parsed.length else slot.length - network
+        state = delivery.state(index)
+        closed = delivery.reason(index)
         kind = GsoType.NONE
         segments = 1
         mode = IpIdMode.NONE
         virtio = _NO_HEADER
-        fits = gso.fits(slot, parsed, reason)
         if slot.flags & records.AGGREGATED:
             segments = 0
-            if parsed.header_length:
-                kind = GsoType(gso.kind_of(parsed.version, parsed.protocol))
+            if header_length:
+                kind = GsoType(gso.kind_of(version, protocol))
         elif slot.flags & records.VNET and fits:
-            kind = GsoType(gso.kind_of(parsed.version, parsed.protocol))
-            segments = (parsed.payload + slot.gso_size - 1) // slot.gso_size
-            mode = IpIdMode.INCREMENT if parsed.version == 4 else IpIdMode.NONE
+            kind = GsoType(gso.kind_of(version, protocol))
+            segments = (payload + slot.gso_size - 1) // slot.gso_size
+            mode = IpIdMode.INCREMENT if version == 4 else IpIdMode.NONE
         if state == codes.PARTIAL and not self._completed:
             if slot.flags & records.NEEDS_CSUM:
                 start = slot.csum_start if fits else 0
                 offset = slot.csum_offset
             else:
-                start = parsed.transport if parsed.header_length else 0
-                offset = 16 if parsed.protocol == codes.TCP else 6
+                start = transport if header_length else 0
+                offset = 16 if protocol == codes.TCP else 6
             if start or kind:
                 virtio = VirtioHeader(
                     NEEDS_CSUM if start else 0,
                     slot.gso_type if kind and segments else 0,
-                    parsed.header_length if kind and segments else 0,
+                    header_length if kind and segments else 0,
                     slot.gso_size if kind and segments else 0,
                     start,
                     offset if start else 0,
+                    link=delivery.link,
                 )
         elif kind and segments:
             virtio = VirtioHeader(
                 0,
                 slot.gso_type,
-                parsed.header_length,
+                header_length,
                 slot.gso_size,
-                parsed.transport,
-                16 if parsed.protocol == codes.TCP else 6,
+                transport,
+                16 if protocol == codes.TCP else 6,
+                link=delivery.link,
             )
         if self._completed:
             state = codes.VERIFIED
@@ -430,26 +452,17 @@ class Packet:
             ip_id_mode=mode,
             checksum=ChecksumState(state),
             verdict=Verdict(slot.verdict),
-            closed_by=CloseReason(delivery.reason(self._index)),
-            timestamps=self._timestamps(),
+            closed_by=CloseReason(closed),
+            timestamps=_timestamps(batch, index),
             interface=slot.interface,
             vlan=slot.vlan & 0xFFFF if slot.vlan else None,
             vlan_tpid=slot.vlan >> 16,
             link=delivery.link,
-            network=parsed.network,
-            ip_length=parsed.length if parsed.length else slot.length - parsed.network,
-            header_length=parsed.header_length,
+            network=network,
+            ip_length=ip_length,
+            header_length=header_length,
             virtio=virtio,
         )
-
-    def _timestamps(self) -> tuple[int, ...]:
-        times = []
-        index = self._index
-        while index >= 0:
-            slot = records.slot_at(self._delivery.slots, index)
-            times.append(slot.timestamp_ns)
-            index = slot.following
-        return tuple(times)
 
     def _settle(self) -> int:
         """Write the attributes down and let go of the engine."""
@@ -463,6 +476,16 @@ class Packet:
         self._facts = None  # type: ignore[assignment]
         self._own = None
         return 0
+
+
+def _timestamps(batch: Batch, index: int) -> tuple[int, ...]:
+    """Arrival times of a packet's inputs; a slot's follower always stands behind it."""
+    times = []
+    while index >= 0:
+        slot = records.slot_at(batch._slots, index)
+        times.append(slot.timestamp_ns)
+        index = slot.following
+    return tuple(times)
 
 
 def make_packet() -> Packet:

@@ -5,7 +5,9 @@ names and fields in ``records.pxd``, in arrays that are allocated once and never
 and lengths are in bytes; indices are positions in the arrays, -1 for none.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
+
+from netstack_gro.wire import Base
 
 __all__ = [
     "AGGREGATED",
@@ -39,8 +41,6 @@ __all__ = [
     "space_base",
     "view_base",
 ]
-
-Base: TypeAlias = bytes | bytearray | memoryview
 
 
 # What a slot's flags say.

@@ -45,6 +45,8 @@ class SlabPool:
         """
         if not is_pinned(self.current):
             return self.current
+        # What a view of a slab exposes (memoryview.obj) may have been resized when it was gone.
+        self._aside = [slab for slab in self._aside if len(slab) == len(self.current)]
         for position, slab in enumerate(self._aside):
             if not is_pinned(slab):
                 self._aside[position], self.current = self.current, slab

@@ -5,7 +5,7 @@ Sources: RFC 9293 section 3.1 for the header; the fields that must agree are tho
 """
 
 from netstack_gro import codes, headers, records, wire
-from netstack_gro.records import Base
+from netstack_gro.wire import Base
 
 
 def difference(head: records.Head, base: Base, offset: int, found: records.Parsed) -> int:

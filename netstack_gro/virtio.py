@@ -6,12 +6,13 @@ order unless told otherwise (TUNSETVNETLE, TUNSETVNETBE); virtio 1.0 is little-e
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from struct import Struct
 from struct import error as StructError
 from typing import Literal
 
+from netstack_gro.config import Link
 from netstack_gro.errors import VirtioHeaderError
 
 __all__ = ["GSO_ECN", "GsoType", "VirtioHeader"]
@@ -49,7 +50,8 @@ class VirtioHeader:
     pseudo-header sum and that ``csum_start`` and ``csum_offset`` say what to sum and where to
     store it; `DATA_VALID` (2), on receive, that the checksum was verified.
     ``gso_type`` is a `GsoType`, perhaps with `GSO_ECN` (0x80). ``gso_size`` is the payload of
-    each segment but the last. ``num_buffers`` is written in the 12-byte form only.
+    each segment but the last. ``num_buffers`` is written in the 12-byte form only. ``link`` is no
+    part of the struct: it is the link layer that the offsets count from, where that is known.
     """
 
     flags: int = 0
@@ -59,11 +61,15 @@ class VirtioHeader:
     csum_start: int = 0
     csum_offset: int = 0
     num_buffers: int = 0
+    link: Link | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, bits in _FIELD_BITS:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << bits:
+            if type(value) is not int and isinstance(value, int) and not isinstance(value, bool):
+                value = int.__index__(value)  # a subclass of int may compare as it likes
+                object.__setattr__(self, name, value)
+            if type(value) is not int or not 0 <= value < 1 << bits:
                 raise VirtioHeaderError(f"{name}: {value!r} is not an unsigned {bits}-bit integer")
 
     @property
