@@ -137,6 +137,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     return bytes(damaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 def test_mutated_files_give_records_or_typed_errors(kind: str) -> None:
     rng = random.Random(f"capture {kind}")

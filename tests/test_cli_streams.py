@@ -69,6 +69,10 @@ def test_closed_standard_streams_are_no_error(some: Path, closed: str) -> None:
     assert_clean(result.stderr)
 
 
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The command while it waits for the rest of a capture in a FIFO."""
@@ -81,7 +85,7 @@ def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         stderr=subprocess.PIPE,
         env=environment(),
         # A shell lets what it runs in the background ignore the signal, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - this process has one thread
     ) as process:
         with fifo.open("wb", buffering=0) as stream:
             stream.write(capture([tcp4(b"x", dport=number) for number in range(9)]))

@@ -15,6 +15,8 @@ from tests.builders import ethernet, tcp4, tcp6, udp4
 from tests.engines import Engine, load
 from tests.invariants import Recorder
 
+pytestmark = pytest.mark.slow  # as a whole
+
 FLOWS = 1024  # as many as the default capacity has room for: the table is as full as it gets
 PAYLOAD = bytes(10)
 V4 = 0x0A000000

@@ -28,6 +28,8 @@ from tests.oracle_traffic import PADDING, random_sequence, zero_checksum
 from tests.requirements import require
 from tests.vectors import payload_size
 
+pytestmark = pytest.mark.slow  # as a whole
+
 SEQUENCES = 2500
 SEED_VARIABLE = "NETSTACK_GRO_ORACLE_SEED"
 

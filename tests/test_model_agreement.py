@@ -23,6 +23,8 @@ from tests.invariants import (
 from tests.model import Observed, coalesce, deliver, difference
 from tests.traffic import LINKS, TrafficPacket, generate
 
+pytestmark = pytest.mark.slow  # as a whole
+
 SEED = int(os.environ.get("NETSTACK_GRO_TEST_SEED", "1"))
 PACKETS = int(os.environ.get("NETSTACK_GRO_TEST_PACKETS", "100000"))
 SETTINGS = (

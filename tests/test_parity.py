@@ -17,6 +17,8 @@ from tests.engines import Engine
 from tests.invariants import FEEDS, Recorder, cases, feed
 from tests.traffic import LINKS, TrafficPacket, generate
 
+pytestmark = pytest.mark.slow  # as a whole
+
 SEED = int(os.environ.get("NETSTACK_GRO_TEST_SEED", "1"))
 PACKETS = int(os.environ.get("NETSTACK_GRO_TEST_PACKETS", "100000"))
 CONFIGS: tuple[dict[str, Any], ...] = (

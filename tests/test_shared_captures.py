@@ -45,7 +45,10 @@ def is_readable(path: Path) -> bool:
 
 READABLE = [path for path in FILES if is_readable(path)]
 
-pytestmark = pytest.mark.skipif(not READABLE, reason="no capture is at hand")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not READABLE, reason="no capture is at hand"),
+]
 
 
 @cache

@@ -29,6 +29,8 @@ from tests.traffic import (
     specs,
 )
 
+pytestmark = pytest.mark.slow  # as a whole
+
 TRANSPORTS = [(family, protocol) for family in (4, 6) for protocol in (b.TCP, b.UDP)]
 SCAPY_LINKS = {
     "ethernet": Ether,
