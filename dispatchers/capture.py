@@ -33,9 +33,16 @@ DEFAULT_BATCH = 64
 MAX_ENGINES = 64
 """Interfaces with an engine of their own at once: a capture may describe 65,536."""
 
+FIRST_CAPACITY = 1024
+"""Packets that an engine has space for before its interface had a batch of more."""
+
+MAX_TOTAL_CAPACITY = 4 * MAX_CAPACITY
+"""Packets that all engines have space for, before those whose interfaces are idle are given up:
+what 64 of FIRST_CAPACITY, one of the full capacity and one full batch, doubled, come to."""
+
 MAX_SPAN_RECORDS = 65_536
 MAX_SPAN_BYTES = 64 * 1024 * 1024
-"""Records and bytes of the file over which a window may stay open; bounds what waits for it."""
+"""Records and bytes of the file over which a batch or window may stay open; bounds what waits."""
 
 MIN_MTU = 68  # RFC 791 section 3.2: every IPv4 link carries that much
 
@@ -44,6 +51,8 @@ _IP_CHECKSUM = int(Offload.IP_CHECKSUM)
 _AGGREGATED = int(Offload.AGGREGATED)
 
 Observer = Callable[[Record, Offload], object]
+
+_Kept = tuple[bytes | bytearray, Record, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +73,56 @@ class CaptureStats(DispatcherStats):
 class _Lane:
     """One interface: its engine, and what of it waits for being dispatched."""
 
-    __slots__ = ("batch", "engine", "examine", "first", "first_byte", "last", "memory", "until")
+    __slots__ = (
+        "batch",
+        "capacity",
+        "engine",
+        "examine",
+        "first",
+        "first_byte",
+        "kept",
+        "last",
+        "memory",
+        "until",
+    )
 
-    def __init__(self, engine: GroDispatcher, recogniser: Recogniser) -> None:
+    def __init__(self, engine: GroDispatcher, recogniser: Recogniser, limit: int) -> None:
         self.engine = engine
         self.examine = recogniser.examine
-        self.batch = Batch(capacity=engine.config.capacity)
+        self.capacity = engine.config.capacity
+        self.batch = Batch(capacity=self.capacity)
         self.memory: list[bytearray] = []
+        # What is in the batch, while that may have to be exchanged for one of up to ``limit``.
+        self.kept: list[_Kept] | None = [] if self.capacity < limit else None
         # Of the records that wait: number of the first, the file's bytes before it; of its
         # window: the time of the last record, and when it is over.
         self.first = 0
         self.first_byte = 0
         self.last = 0
         self.until = 0
+
+    def append(self, packet: bytes | bytearray, record: Record, found: int) -> None:
+        """Put a record in the batch, with what is known of it."""
+        if self.kept is not None:
+            self.kept.append((packet, record, found))
+        self.batch.append(
+            packet,
+            wire_length=min(record.wire_length, MAX_PACKET),
+            timestamp_ns=record.timestamp_ns,
+            interface=record.interface,
+            checksum=ChecksumState.PARTIAL if found & _PARTIAL else None,
+            aggregated=bool(found & _AGGREGATED),
+        )
+
+    def grow(self, engine: GroDispatcher, limit: int) -> None:
+        """Go on with another engine, and a batch of its capacity, which gets what waits."""
+        waiting = self.kept or []
+        self.engine = engine
+        self.capacity = engine.config.capacity
+        self.batch = Batch(capacity=self.capacity)
+        self.kept = [] if self.capacity < limit else None
+        for packet, record, found in waiting:
+            self.append(packet, record, found)
 
 
 class CaptureDispatcher(Dispatcher):
@@ -87,8 +133,9 @@ class CaptureDispatcher(Dispatcher):
     hook: takes each engine's flush; `Packet.interface` is the index in ``reader.interfaces``.
     config: for every engine. Link layer and, with ``batch``, the capacity are the dispatcher's.
     batch: packets in a batch, 1 to 65,536; 64 if neither this nor ``window_ns`` is given. A batch
-        is that many consecutive records of the file. Where they are of several interfaces, each
-        interface's share is dispatched to its engine, in the order of their first records.
+        is that many consecutive records of the file, or fewer that have 64 MiB or more. Where
+        they are of several interfaces, each interface's share is dispatched to its engine, in
+        the order of their first records.
     window_ns: instead, a batch is what arrived on one interface within a window: it opens at its
         first packet and takes all with timestamp < first + window_ns; a timestamp before the
         last one closes it. A window of more packets than the engine's capacity is flushed in
@@ -99,7 +146,9 @@ class CaptureDispatcher(Dispatcher):
     scrubbable: copy what is read to memory that `scrub` can overwrite.
 
     A capture with packets of more than 64 interfaces at once has the interface that waits
-    longest dispatched early, to reuse its place.
+    longest dispatched early, to reuse its place. The first interface's engine has the full
+    capacity; any other's begins with 1,024 packets at most and is replaced by a larger one, with
+    the same switches and predicate, when its share of a batch grows beyond that.
 
     Raises CaptureError where the capture cannot be opened, ConfigError for a parameter out of
     range. While reading, `dispatch_once` raises the reader's errors after what was read before
@@ -251,12 +300,15 @@ class CaptureDispatcher(Dispatcher):
         count = 0
         # What a hook's exception left of the batch before goes first.
         room = 0 if self._open else self._batch
+        limit = self._bytes + MAX_SPAN_BYTES
         while room:
             record = self._next()
             if record is None:
                 break
             count += self._take(record)
             room -= 1
+            if self._bytes >= limit:
+                break
         return count + self._dispatch_open()
 
     def _read_window(self) -> int:
@@ -276,9 +328,9 @@ class CaptureDispatcher(Dispatcher):
             if not lane.last <= time < lane.until:
                 lane.until = time + self._window
             lane.last = time
-            if len(lane.batch) == lane.batch.capacity:
+            if len(lane.batch) == self._config.capacity:
                 count += self._dispatch(number)
-            elif len(self._open) > 1:
+            else:
                 count += self._dispatch_overdue(record)
         return count
 
@@ -313,12 +365,15 @@ class CaptureDispatcher(Dispatcher):
         found = lane.examine(data, wire_length)
         if self._observer is not None:
             self._observer(record, Offload(found))
-        if not len(lane.batch):
+        waiting = len(lane.batch)
+        if waiting == lane.capacity:
+            self._grow(lane)
+        if not waiting:
             self._open[number] = lane
             lane.first = count
             lane.first_byte = self._bytes
         self._bytes += size
-        if not found and wire_length == size and not self._scrubbable:
+        if not found and wire_length == size and not self._scrubbable and lane.kept is None:
             lane.batch.append(data, timestamp_ns=time, interface=number)
             return early
         if wire_length != size:
@@ -339,14 +394,7 @@ class CaptureDispatcher(Dispatcher):
             self._partial += 1
         if found & _AGGREGATED:
             self._aggregated += 1
-        lane.batch.append(
-            packet,
-            wire_length=min(record.wire_length, MAX_PACKET),
-            timestamp_ns=record.timestamp_ns,
-            interface=record.interface,
-            checksum=ChecksumState.PARTIAL if found & _PARTIAL else None,
-            aggregated=bool(found & _AGGREGATED),
-        )
+        lane.append(packet, record, found)
 
     def _make_room(self) -> int:
         """Give up an engine where there are MAX_ENGINES; how many packets that dispatched."""
@@ -358,17 +406,38 @@ class CaptureDispatcher(Dispatcher):
         if number is None:
             number = next(iter(self._open))
             count = self._dispatch(number)
-        engine = self._lanes.pop(number).engine
+        self._retire(self._lanes.pop(number).engine)
+        return count
+
+    def _retire(self, engine: GroDispatcher) -> None:
         engine.close()
         self._retired += engine.stats
-        return count
+
+    def _grow(self, lane: _Lane) -> None:
+        """Double the capacity of an interface's engine, which is not at work."""
+        limit = self._config.capacity
+        capacity = min(2 * lane.capacity, limit)
+        total = capacity + sum([each.capacity for each in self._lanes.values()])
+        for idle in [other for other in self._lanes if other not in self._open]:
+            if total <= MAX_TOTAL_CAPACITY:
+                break
+            total -= self._lanes[idle].capacity
+            self._retire(self._lanes.pop(idle).engine)
+        former = lane.engine
+        engine = GroDispatcher(self._hook, replace(former.config, capacity=capacity))
+        engine.enabled = former.enabled
+        engine.never_merge = former.never_merge
+        lane.grow(engine, limit)
+        self._retire(former)
 
     def _add_lane(self, number: int) -> _Lane:
         link = link_name(self._reader.interfaces[number].link_type, self._reader.name)
-        engine = GroDispatcher(self._hook, replace(self._config, link=link))
+        limit = self._config.capacity
+        capacity = limit if self._first is None else min(limit, FIRST_CAPACITY)
+        engine = GroDispatcher(self._hook, replace(self._config, link=link, capacity=capacity))
         if self._first is None:
             self._first = engine
-        lane = _Lane(engine, Recogniser(link, number, self._mss, self._mtu))
+        lane = _Lane(engine, Recogniser(link, number, self._mss, self._mtu), limit)
         self._lanes[number] = lane
         return lane
 
@@ -380,10 +449,10 @@ class CaptureDispatcher(Dispatcher):
         """Dispatch the longest waiting window once the file has gone too far beyond its start."""
         number = next(iter(self._open))
         lane = self._open[number]
+        # The records of an interface alone are bounded by its engine's capacity.
         if (
-            record.number - lane.first < MAX_SPAN_RECORDS
-            and self._bytes - lane.first_byte < MAX_SPAN_BYTES
-        ):
+            len(self._open) == 1 or record.number - lane.first < MAX_SPAN_RECORDS
+        ) and self._bytes - lane.first_byte < MAX_SPAN_BYTES:
             return 0
         lane.until = lane.last  # closed, not flushed in pieces
         return self._dispatch(number)
@@ -398,6 +467,8 @@ class CaptureDispatcher(Dispatcher):
             self._current = None
             lane.batch.clear()
             lane.memory.clear()
+            if lane.kept is not None:
+                lane.kept.clear()
 
 
 def _within(name: str, value: object, high: int, low: int = 1) -> int:

@@ -217,12 +217,12 @@ def _is_partial(data: bytes, at: int, transport: int, end: int, summed: int, fou
     """
     if end > len(data):
         return False
-    if (
-        data[at] >> 4 == 4
-        and not found & _IP_CHECKSUM
-        and int.from_bytes(data[at:transport], "big") % 0xFFFF
-    ):
-        return False
+    if data[at] >> 4 == 4 and not found & _IP_CHECKSUM:
+        # 0xFFFF adds up as 0 does, but is not what a sender would have written.
+        if data[at + 10] == data[at + 11] == 0xFF:
+            return False
+        if int.from_bytes(data[at:transport], "big") % 0xFFFF:
+            return False
     total = int.from_bytes(data[transport:end], "big")
     if (end - transport) & 1:
         total <<= 8

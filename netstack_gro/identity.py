@@ -78,7 +78,7 @@ def _link_header(packet: bytes, link: Link) -> tuple[int, int, bytes]:
         return 20, _ETHERTYPES.get(packet[:2], 0), packet[4:20]
     if link in {"null", "loop"}:
         family = int.from_bytes(packet[:4], "big")
-        if family > 0xFFFF:
+        if family > 0xFFFF and link == "null":  # of a host of the other byte order
             family = int.from_bytes(packet[:4], "little")
         version = 4 if family == 2 else 6 if family in _IPV6_FAMILIES else 0
         return 4, version, b""

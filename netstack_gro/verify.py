@@ -10,13 +10,14 @@ Checked at each flush: every record delivered once and none made up (conservatio
 packet claims, and the checksums of every super-packet.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from netstack_gro import gso
 from netstack_gro.capture import Record
-from netstack_gro.config import Link
+from netstack_gro.config import ChecksumState, Link
 from netstack_gro.dispatchers.offloads import Offload
 from netstack_gro.errors import GsoError
 from netstack_gro.identity import Identity, identify
@@ -64,14 +65,17 @@ class _Flow:
 
 
 class _Share:
-    """What one flush of one interface must deliver."""
+    """What one flush of one interface must deliver.
+
+    barriers: by hosts, the numbers of the records that may belong to any flow between them.
+    """
 
     __slots__ = ("barriers", "done", "flows", "latest")
 
     def __init__(self) -> None:
         self.flows: dict[bytes, _Flow] = {}
         self.done: list[_Original] = []
-        self.barriers: list[_Original] = []
+        self.barriers: dict[bytes, list[int]] = {}
         self.latest = 0
 
 
@@ -109,7 +113,7 @@ class Verifier:
             flow = share.flows[identity.flow] = _Flow()
         flow.waiting.append(original)
         if not identity.flow and identity.hosts and identity.protocol in _HIDDEN_PORTS:
-            share.barriers.append(original)
+            share.barriers.setdefault(identity.hosts, []).append(record.number)
 
     def deliver(self, packets: Iterable[Packet]) -> None:
         """Check the packets of one flush, which must be all that its interface waits for.
@@ -153,7 +157,8 @@ class Verifier:
             front = flow.waiting[0].number if flow.waiting else None
             self._fault(front, f"its super-packet cannot be cut: {error}")
             return
-        numbers = [self._match(share, flow, piece, link) for piece in pieces]
+        left = packet.checksum == ChecksumState.PARTIAL
+        numbers = [self._match(share, flow, piece, link, left) for piece in pieces]
         first = numbers[0]
         if packet.packets != len(pieces):
             self._fault(first, f"cut into {len(pieces)} packets, but it counts {packet.packets}")
@@ -166,18 +171,22 @@ class Verifier:
         if first < share.latest:
             self._fault(first, f"was delivered after record {share.latest}")
         share.latest = max(first, share.latest)
-        last = numbers[-1] or first
-        for barrier in share.barriers:
-            if first < barrier.number < last and barrier.identity.hosts == identity.hosts:
-                self._fault(
-                    first, f"merged with record {last} across record {barrier.number}, a fragment"
-                )
+        if len(pieces) > 1:
+            last = numbers[-1] or first
+            barriers = share.barriers.get(identity.hosts, [])
+            for number in barriers[bisect_right(barriers, first) : bisect_left(barriers, last)]:
+                self._fault(first, f"merged with record {last} across record {number}, a fragment")
 
-    def _match(self, share: _Share, flow: _Flow, piece: bytes, link: Link) -> int | None:
-        """Find the record that a packet was, which should be the flow's next; its number."""
+    def _match(
+        self, share: _Share, flow: _Flow, piece: bytes, link: Link, left: bool
+    ) -> int | None:
+        """Find the record that a packet was, which should be the flow's next; its number.
+
+        left: the packet says itself that its checksum is still partial.
+        """
         waiting = flow.waiting
         for place, original in enumerate(waiting):
-            if _undone(piece, original, link) == original.data:
+            if _undone(piece, original, link, left) == original.data:
                 del waiting[place]
                 share.done.append(original)
                 # A flow without a name is many: only the order by first record counts there.
@@ -188,7 +197,7 @@ class Verifier:
                 flow.latest = max(flow.latest, original.number)
                 return original.number
         for original in share.done:
-            if _undone(piece, original, link) == original.data:
+            if _undone(piece, original, link, left) == original.data:
                 self._fault(original.number, "was delivered twice")
                 return None
         if not waiting:
@@ -196,14 +205,16 @@ class Verifier:
             return None
         original = waiting.popleft()
         share.done.append(original)
-        self._fault(original.number, _difference(_undone(piece, original, link), original, link))
+        undone = _undone(piece, original, link, left)
+        self._fault(original.number, _difference(undone, original, link))
         return original.number
 
 
-def _undone(piece: bytes, original: _Original, link: Link) -> bytes:
+def _undone(piece: bytes, original: _Original, link: Link, left: bool) -> bytes:
     """A delivered packet without what the dispatcher did to the record before it was merged.
 
-    A checksum that should have been filled in, and is not right, is left for the comparison.
+    A checksum that should have been filled in, and is not right, is left for the comparison; a
+    transport checksum that was ``left`` partial is what it was.
     """
     found = original.found
     if not found & (Offload.PARTIAL | Offload.IP_CHECKSUM):
@@ -217,7 +228,7 @@ def _undone(piece: bytes, original: _Original, link: Link) -> bytes:
         pseudo, whole = _transport_sums(piece, identity)
         if not whole:
             changed[field : field + 2] = pseudo.to_bytes(2, "big")
-        elif piece[field : field + 2] == pseudo.to_bytes(2, "big"):
+        elif not left and piece[field : field + 2] == pseudo.to_bytes(2, "big"):
             changed[field : field + 2] = b"\0\0"  # it was to be completed
     if found & Offload.IP_CHECKSUM and not _ip_sum(piece, identity):
         changed[identity.network + 10 : identity.network + 12] = b"\0\0"

@@ -396,3 +396,93 @@ def test_odd_captures_are_taken(
     collector, stats = run(engine, content, **options)
     assert sum(payloads(collector.packets)) == count
     assert stats.engine.packets_in == count
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_a_batch_ends_early_when_its_records_have_more_than_a_span_of_bytes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.module("dispatchers.capture"), "MAX_SPAN_BYTES", 420)
+    collector, stats = run(engine, capture(segments(7)), batch=64)  # of 140 bytes each
+    assert payloads(collector.packets) == [3, 3, 1]
+    assert stats.engine.packets_in == 7
+
+
+def test_a_window_of_one_interface_ends_early_when_it_has_more_than_a_span_of_bytes(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.module("dispatchers.capture"), "MAX_SPAN_BYTES", 420)
+    assert windows(engine, [0] * 7, 100) == [3, 3, 1]
+
+
+def test_many_interfaces_have_no_engines_of_the_full_capacity(engine: Engine) -> None:
+    module = engine.module("dispatchers.capture")
+    content = capture([Shot(segments(1)[0], 0, number) for number in range(9)], [RAW] * 9)
+    with module.CaptureDispatcher(io.BytesIO(content), Collector(), batch=65536) as dispatcher:
+        dispatcher.run()
+        capacities = [gro.config.capacity for gro in dispatcher.engines.values()]
+    assert capacities == [65536] + [module.FIRST_CAPACITY] * 8
+
+
+@pytest.mark.parametrize("scrubbable", [False, True])
+def test_an_engine_grows_with_its_share_and_a_share_stays_one_flush(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, scrubbable: bool
+) -> None:
+    monkeypatch.setattr(engine.module("dispatchers.capture"), "FIRST_CAPACITY", 2)
+    packets = [*segments(9, partial=True), *segments(9, sport=7), *segments(1, sport=8)]
+    shots = [Shot(b"first", 0, 0), *[Shot(each, 5, 1) for each in packets]]
+    content = capture([*shots, *shots], [RAW, RAW])
+    collector, stats = run(engine, content, batch=20, scrubbable=scrubbable)
+    assert collector.shapes == [(0, [1]), (1, [9, 9, 1])] * 2
+    assert [packet.timestamps() for packet in collector.packets[1:4]] == [
+        (5,) * 9,
+        (5,) * 9,
+        (5,),
+    ]
+    assert bytes(collector.packets[3]) == packets[-1]
+    assert stats.partial_checksums == 18
+    assert stats.engine.packets_in == 40
+    assert stats.engine.batches == 4
+
+
+def test_an_engine_that_grew_has_the_switches_of_the_former_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = engine.module("dispatchers.capture")
+    monkeypatch.setattr(module, "FIRST_CAPACITY", 2)
+    collector = Collector()
+    quiet, busy = segments(1, sport=7), segments(5)
+    shots = [Shot(quiet[0], 0, 0), Shot(busy[0], 0, 1), Shot(quiet[0], 0, 0)]
+    content = capture([*shots, *[Shot(each, 0, 1) for each in busy]], [RAW, RAW])
+    with module.CaptureDispatcher(io.BytesIO(content), collector, batch=8) as dispatcher:
+        monkeypatch.setattr(dispatcher, "_batch", 2)
+        dispatcher.dispatch_once()
+        former = dispatcher.engines[1]
+        former.enabled = False
+        former.never_merge = bool
+        monkeypatch.setattr(dispatcher, "_batch", 8)
+        dispatcher.dispatch_once()
+        assert dispatcher.engines[1] is not former
+        assert dispatcher.engines[1].config.capacity == 8
+        assert dispatcher.engines[1].never_merge is bool
+    assert {packet.verdict for packet in collector.flushes[-1]} == {Verdict.DISABLED}
+
+
+def test_engines_that_grew_are_given_up_for_others_once_they_are_idle(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = engine.module("dispatchers.capture")
+    monkeypatch.setattr(module, "FIRST_CAPACITY", 2)
+    monkeypatch.setattr(module, "MAX_TOTAL_CAPACITY", 40)
+    collector = Collector()
+    shots = [Shot(each, 0, number) for number in range(6) for each in segments(16)]
+    content = capture(shots, [RAW] * 6)
+    with module.CaptureDispatcher(io.BytesIO(content), collector, batch=16) as dispatcher:
+        while not dispatcher.exhausted:
+            dispatcher.dispatch_once()
+            capacities = [gro.config.capacity for gro in dispatcher.engines.values()]
+            assert sum(capacities) <= 40
+        assert dispatcher.stats.engine.packets_in == 96
+    assert collector.shapes == [(number, [16]) for number in range(6)]

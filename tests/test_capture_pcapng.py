@@ -224,7 +224,10 @@ DAMAGE = {
     "block length 8": (block(6, b"", length=8), "block length 8 is"),
     "block length 13": (block(5, bytes(4), length=13), "block length 13 is"),
     "block length 30": (block(6, bytes(20), length=30), "block length 30 is"),
-    "block length over 256 MiB": (block(5, bytes(100), length=2**28 + 4), "block length 268435460"),
+    "block length over 257 MiB": (
+        block(5, bytes(100), length=2**28 + 2**20 + 4),
+        "block length 269484036",
+    ),
     "block length 2**32 - 4": (block(6, bytes(100), length=2**32 - 4), "block length 4294967292"),
     "enhanced packet: lengths differ": (
         enhanced(b"data")[:-4] + struct.pack("<I", 40),

@@ -216,6 +216,7 @@ def test_misuse_of_a_pcapng_writer_is_refused_and_writes_nothing(
 def test_a_block_or_packet_that_no_reader_here_would_take_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("netstack_gro.capture.writer.MAX_BLOCK_LENGTH", 1000)
     monkeypatch.setattr("netstack_gro.capture.writer.MAX_RECORD_LENGTH", 1000)
     stream = io.BytesIO()
     writer = PcapngWriter(stream)

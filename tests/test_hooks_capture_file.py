@@ -188,3 +188,17 @@ def test_a_tag_that_is_metadata_does_not_get_into_the_frame(engine: Engine) -> N
             gro.enqueue(frame, vlan=5, vlan_tpid=DOT1Q)
     (record,) = records_of(stream.getvalue())
     assert record.data[12:14] == b"\x08\x00"
+
+
+@pytest.mark.parametrize("character", ["a", "\xff", "\ufffd", "\U0001f600"])
+def test_a_name_that_no_option_can_hold_is_clipped_between_two_characters(
+    engine: Engine, character: str
+) -> None:
+    stream = io.BytesIO()
+    sink = sink_of(engine, stream)
+    count = 65535 // len(character.encode())
+    sink.add_interface(0, 101, name=character * 65535)
+    sink.add_interface(1, 101, name=character * count)
+    with reader_of(stream.getvalue()) as reader:
+        list(reader)
+        assert [each.name for each in reader.interfaces] == [character * count] * 2

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from netstack_gro.config import ChecksumState
+from netstack_gro.config import ChecksumState, GroConfig
 from netstack_gro.verdicts import Verdict
 from tests.builders import (
     ACK,
@@ -294,3 +294,42 @@ def test_a_super_packet_is_passed_on_as_it_is_and_keeps_its_place(engine: Engine
 def test_a_length_that_is_damaged_makes_no_super_packet(engine: Engine) -> None:
     assert found_in(engine, tcp4(b"data", total_length=20_000)) == ""
     assert found_in(engine, tcp4(b"data", total_length=20_000), wire_length=20_000) == "AGGREGATED"
+
+
+@pytest.mark.parametrize("build", [tcp4, udp4])
+def test_a_packet_whose_header_checksum_is_0xffff_in_place_of_0_is_not_taken_as_partial(
+    engine: Engine, build: Any
+) -> None:
+    packets = (build(b"x" * 10, ident=ident, partial=True) for ident in range(65536))
+    right = next(packet for packet in packets if packet[10:12] == b"\0\0")
+    wrong = right[:10] + b"\xff\xff" + right[12:]
+    assert found_in(engine, right) == "PARTIAL"
+    assert found_in(engine, wrong) == ""
+    collector, _ = run(engine, capture([wrong, segments(1)[0]]))
+    assert collector.packets[0].verdict == Verdict.IP_CHECKSUM
+    assert bytes(collector.packets[0]) == wrong
+
+
+@pytest.mark.parametrize("link", ["null", "loop"])
+@pytest.mark.parametrize("big", [True, False])
+@pytest.mark.parametrize("family", [0, 2, 10, 24, 28, 30, 0x0200, 0x0202, 0x0002_0002])
+def test_address_families_are_read_alike_by_engine_recogniser_and_identity(
+    engine: Engine, link: Any, big: bool, family: int
+) -> None:
+    of_4 = family == 2 and (big or link == "null")
+    of_6 = family in {24, 28, 30} and (big or link == "null")
+    identify = engine.module("identity").identify
+    for build, known in ((tcp4, of_4), (tcp6, of_6)):
+        packet = null(build(b"x", partial=True), family=family, big=big)
+        assert found_in(engine, packet, link) == ("PARTIAL" if known else "")
+        assert bool(identify(packet, link).hosts) == known
+        verdicts = []
+        with engine.GroDispatcher(
+            lambda packets, verdicts=verdicts: verdicts.extend(each.verdict for each in packets),
+            GroConfig(link=link),
+        ) as gro:
+            gro.dispatch([packet, packet[:1]])
+        if not (of_4 or of_6):
+            assert verdicts[0] == Verdict.NOT_IP
+        elif known:
+            assert verdicts[0] not in {Verdict.NOT_IP, Verdict.IP_VERSION}

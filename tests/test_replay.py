@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,11 +10,23 @@ from typing import Any
 
 import pytest
 
-from netstack_gro.capture import Record
+from netstack_gro.capture import Record, records
 from netstack_gro.errors import ConfigError
 from netstack_gro.verdicts import CloseReason, Verdict
 from tests.builders import PSH, SYN, ethernet, tcp4, udp4
-from tests.capture_files import pcap_header, pcap_record, reader_of, records_of
+from tests.capture_files import (
+    block,
+    enhanced,
+    interface,
+    obsolete,
+    option,
+    pcap_header,
+    pcap_record,
+    reader_of,
+    records_of,
+    section,
+    simple,
+)
 from tests.captures import ETHERNET, RAW, Shot, capture, segments
 from tests.engines import Engine
 from tests.requirements import require
@@ -359,3 +372,36 @@ def test_a_progress_bar_comes_and_goes(engine: Engine) -> None:
     bar = engine.module("rich_report").Bar(stream, "[x] some\x1b", 100)
     bar.update(50)
     bar.close()
+
+
+def test_an_interface_name_that_grows_when_it_is_decoded_can_be_written(engine: Engine) -> None:
+    described = block(1, struct.pack("<HHI", RAW, 0, 0) + option(2, b"\xff" * 65535))
+    content = rewritten(engine, section() + described + enhanced(segments(1)[0]))
+    with reader_of(content) as reader:
+        assert [record.data for record in reader] == segments(1)
+        assert [each.name for each in reader.interfaces] == ["\ufffd" * 21845]
+
+
+@pytest.mark.parametrize("kind", ["pcap", "enhanced", "simple", "obsolete"])
+def test_the_longest_record_that_is_read_can_be_written_and_read_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    spare = records.MAX_BLOCK_LENGTH - records.MAX_RECORD_LENGTH
+    assert spare >= 1 << 20
+    for module in ("pcap", "pcapng", "writer"):
+        monkeypatch.setattr(f"netstack_gro.capture.{module}.MAX_RECORD_LENGTH", 1_000_000)
+    for module in ("pcapng", "writer"):
+        monkeypatch.setattr(f"netstack_gro.capture.{module}.MAX_BLOCK_LENGTH", 1_000_000 + spare)
+
+    def content(size: int) -> bytes:
+        if kind == "pcap":
+            return pcap_header(link=RAW) + pcap_record(bytes(size))
+        make = {"enhanced": enhanced, "simple": simple, "obsolete": obsolete}[kind]
+        return section() + interface(RAW) + make(bytes(size))
+
+    once = rewritten(engine, content(1_000_000))
+    assert [len(record.data) for record in records_of(once)] == [1_000_000]
+    assert records_of(rewritten(engine, once)) == records_of(once)
+    report = replay(engine, content(1_000_001))
+    assert report.error is not None
+    assert "captured length 1000001 is over" in report.error

@@ -11,6 +11,7 @@ from netstack_gro.capture import blocks
 from netstack_gro.capture.blocks import LAYOUTS, Layout, padding
 from netstack_gro.capture.links import LINK_NAMES, link_name
 from netstack_gro.capture.records import (
+    MAX_BLOCK_LENGTH,
     MAX_INTERFACES,
     MAX_RECORD_LENGTH,
     Findings,
@@ -65,6 +66,9 @@ class PcapngParser:
             if block_type == blocks.ENHANCED_PACKET:
                 if total < blocks.PACKET_LENGTH:
                     raise self._too_short("enhanced packet", total)
+                if total > MAX_RECORD_LENGTH:  # never whole in the buffer before it is here
+                    fields = self._layout.enhanced.unpack_from(self._buffer, self._position)
+                    self._check_captured(fields[5])
                 continue
             if block_type == blocks.SECTION_HEADER:
                 self._read_section(stop)
@@ -137,8 +141,8 @@ class PcapngParser:
         if self._buffer.startswith(blocks.SECTION_MAGIC, self._position):
             self._layout = self._section_layout()
         total: int = self._layout.block.unpack_from(self._buffer, self._position)[1]
-        if total < blocks.BLOCK_OVERHEAD or total & 3 or total > MAX_RECORD_LENGTH:
-            message = f"block length {total} is not a multiple of 4 from 12 to 256 MiB"
+        if total < blocks.BLOCK_OVERHEAD or total & 3 or total > MAX_BLOCK_LENGTH:
+            message = f"block length {total} is not a multiple of 4 from 12 to 257 MiB"
             raise self._source.damage(self._position, message)
         if not self._available(total):
             return None
@@ -213,6 +217,7 @@ class PcapngParser:
         captured = min(original, snap_length) if snap_length else original
         if captured > total - blocks.SIMPLE_LENGTH:
             raise self._captured_length(captured, total)
+        self._check_captured(captured)
         start = self._position + blocks.SIMPLE_DATA
         self._number += 1
         data = self._buffer[start : start + captured]
@@ -227,6 +232,7 @@ class PcapngParser:
         options = start + captured + padding(captured)
         if options + 4 > stop:
             raise self._captured_length(captured, total)
+        self._check_captured(captured)
         index, multiplier, divisor, addend = self._clock(interface)
         timestamp = (high << 32 | low) * multiplier // divisor + addend
         comments = self._comments(options, stop - 4)
@@ -273,6 +279,11 @@ class PcapngParser:
     def _expect(self, value: bytes, length: int, name: str) -> None:
         if len(value) != length:
             message = f"{name} has {len(value)} bytes instead of {length}"
+            raise self._source.damage(self._position, message)
+
+    def _check_captured(self, captured: int) -> None:
+        if captured > MAX_RECORD_LENGTH:
+            message = f"captured length {captured} is over 256 MiB"
             raise self._source.damage(self._position, message)
 
     def _too_short(self, what: str, total: int) -> CaptureFormatError:

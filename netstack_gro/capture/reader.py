@@ -49,7 +49,7 @@ class CaptureReader:
     first packet of an interface whose link type is not read; one without packets does no harm.
     Damage of gzip data may cost the records of the 16 KiB before it.
 
-    Memory is bounded by the largest record that the file really holds, at most 256 MiB.
+    Memory is bounded by the largest record that the file really holds, at most 257 MiB.
     """
 
     __slots__ = ("_closed", "_findings", "_format", "_records", "_source")

@@ -8,11 +8,15 @@ from netstack_gro.capture.resolution import MAX_TIMESTAMP, MIN_TIMESTAMP
 __all__ = ["Interface", "Record"]
 
 MAX_RECORD_LENGTH = 256 * 1024 * 1024
-"""Bytes in one packet of a pcap file, or in one block of a pcapng file, at most.
+"""Bytes in one packet at most.
 
 Twice what libpcap takes for any link type (max_snaplen_for_dlt in pcap-common.c): what claims
 more is damage, and is not read in search of its end.
 """
+
+MAX_BLOCK_LENGTH = MAX_RECORD_LENGTH + 1024 * 1024
+"""Bytes in one block of a pcapng file at most: the longest packet fits, with 1 MiB to spare for
+the block's own fields and options, so that whatever is read can be written."""
 
 MAX_INTERFACES = 65536
 """Interfaces in one capture, over all its sections: descriptions are kept, so they are bounded."""

@@ -13,7 +13,12 @@ from struct import Struct
 from typing import IO, Literal, TypeAlias
 
 from netstack_gro.capture import blocks, pcap
-from netstack_gro.capture.records import MAX_INTERFACES, MAX_RECORD_LENGTH, Interface
+from netstack_gro.capture.records import (
+    MAX_BLOCK_LENGTH,
+    MAX_INTERFACES,
+    MAX_RECORD_LENGTH,
+    Interface,
+)
 from netstack_gro.capture.resolution import NANOSECONDS, units_of
 from netstack_gro.errors import CaptureFormatError
 
@@ -156,7 +161,7 @@ class PcapngWriter:
         options = _options(self._layout.option, values)
         body = data + bytes(blocks.padding(len(data))) + options
         length = blocks.PACKET_LENGTH + len(body)
-        _within(self._name, "block length", length, 0, MAX_RECORD_LENGTH)
+        _within(self._name, "block length", length, 0, MAX_BLOCK_LENGTH)
         header = self._layout.enhanced.pack(
             blocks.ENHANCED_PACKET,
             length,

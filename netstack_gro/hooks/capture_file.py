@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO
 
 from netstack_gro.capture import LINK_NAMES, PcapngWriter
+from netstack_gro.capture.blocks import MAX_OPTION_LENGTH
 from netstack_gro.config import MAX_UDP_SEGMENTS, Limits, Link
 from netstack_gro.packet import Packet
 
@@ -63,8 +64,11 @@ class CaptureFileSink:
     def add_interface(self, number: int, link_type: int, *, name: str | None = None) -> None:
         """Say what `Packet.interface` ``number`` means from now on: a new interface of the file.
 
-        link_type: LINKTYPE_ number. Raises CaptureFormatError for what pcapng cannot hold.
+        link_type: LINKTYPE_ number. name: of one over 65,535 bytes of UTF-8, the beginning is
+        written. Raises CaptureFormatError for what pcapng cannot hold.
         """
+        if name is not None and len(name) > MAX_OPTION_LENGTH // 4:  # bytes of a character
+            name = _clipped(name)
         self._interfaces[number] = self._writer.add_interface(link_type, name=name)
 
     def forget_interfaces(self) -> None:
@@ -111,6 +115,14 @@ def _comments(packet: Packet, times: tuple[int, ...]) -> Iterator[str]:
         listed = times[start : start + _TIMES_IN_COMMENT]
         yield text + " ".join(map(_seconds, listed))
         text = f"{_START}{_AT}"
+
+
+def _clipped(name: str) -> str:
+    """As many characters of a name as an option can hold."""
+    value = name.encode("utf-8", "replace")
+    if len(value) <= MAX_OPTION_LENGTH:
+        return name
+    return value[:MAX_OPTION_LENGTH].decode("utf-8", "ignore")
 
 
 def _seconds(nanoseconds: int) -> str:
