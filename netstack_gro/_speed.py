@@ -18,6 +18,7 @@ HOT_MODULES = (
     "batch",
     "buffers",
     "delivery",
+    "describe",
     "engine",
     "gro",
     "gso",

@@ -116,7 +116,8 @@ def _parser() -> argparse.ArgumentParser:
         "--batch",
         type=_batch,
         metavar="N",
-        help=f"merge within N consecutive packets of the file (default: {DEFAULT_BATCH})",
+        help="merge within N consecutive packets of the file, 64 MiB at most "
+        f"(default: {DEFAULT_BATCH})",
     )
     batches.add_argument(
         "--window",

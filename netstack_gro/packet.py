@@ -8,14 +8,13 @@ that somebody kept has its attributes written down, and lets go of the bytes.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from netstack_gro import codes, gso, records, wire
-from netstack_gro.batch import Batch
+from netstack_gro import codes, describe, gso, records, wire
 from netstack_gro.buffers import exact
 from netstack_gro.config import ChecksumState, Delivered, IpIdMode, Link
 from netstack_gro.delivery import Delivery
 from netstack_gro.facts import Facts
 from netstack_gro.verdicts import CloseReason, Verdict
-from netstack_gro.virtio import NEEDS_CSUM, GsoType, VirtioHeader
+from netstack_gro.virtio import GsoType, VirtioHeader
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["Packet"]
 
 
-_NO_HEADER = VirtioHeader()
 _RELEASED = "the packet was released when the hook returned; detach() keeps its bytes"
 
 
@@ -339,130 +337,14 @@ class Packet:
         return 0
 
     def _describe(self) -> Facts:
-        """All attributes at once.
-
-        Another thread may let go of the packet while these make objects: they take hold of the
-        engine's memory first, and of the packet's bytes they need nothing after the first step.
-        """
+        """All attributes at once."""
         delivery = self._delivery
         if delivery is None:
             return self._facts
         slot = records.slot_at(delivery.slots, self._index)
         if slot.head >= 0 and slot.following >= 0:
-            return self._describe_merged(delivery, delivery.batch, self._index)
-        return self._describe_lone(delivery, delivery.batch, self._index)
-
-    def _describe_merged(self, delivery: Delivery, batch: Batch, index: int) -> Facts:
-        slot = records.slot_at(batch._slots, index)
-        head = records.head_at(delivery.heads, slot.head)
-        tcp = head.protocol == codes.TCP
-        kind = GsoType(gso.kind_of(head.version, head.protocol))
-        return Facts(
-            length=head.header_length + head.payload,
-            wire_length=head.header_length + head.payload,
-            packets=head.count,
-            gso_type=kind,
-            gso_size=head.gso_size,
-            gso_segs=head.count,
-            ip_id_mode=IpIdMode(head.id_mode),
-            checksum=ChecksumState.PARTIAL if delivery.partial else ChecksumState.VERIFIED,
-            verdict=Verdict(slot.verdict),
-            closed_by=CloseReason(delivery.reason(index)),
-            timestamps=_timestamps(batch, index),
-            interface=slot.interface,
-            vlan=slot.vlan & 0xFFFF if slot.vlan else None,
-            vlan_tpid=slot.vlan >> 16,
-            link=delivery.link,
-            network=head.network,
-            ip_length=head.header_length - head.network + head.payload,
-            header_length=head.header_length,
-            virtio=VirtioHeader(
-                NEEDS_CSUM if delivery.partial else 0,
-                int(kind),
-                head.header_length,
-                head.gso_size,
-                head.transport,
-                16 if tcp else 6,
-                link=delivery.link,
-            ),
-        )
-
-    def _describe_lone(self, delivery: Delivery, batch: Batch, index: int) -> Facts:
-        slot = records.slot_at(batch._slots, index)
-        parsed = delivery.parsed
-        reason = delivery.parse(index)
-        fits = gso.fits(slot, parsed, reason)
-        network = parsed.network
-        transport = parsed.transport
-        header_length = parsed.header_length
-        payload = parsed.payload
-        version = parsed.version
-        protocol = parsed.protocol
-        ip_length = parsed.length if parsed.length else slot.length - network
-        state = delivery.state(index)
-        closed = delivery.reason(index)
-        kind = GsoType.NONE
-        segments = 1
-        mode = IpIdMode.NONE
-        virtio = _NO_HEADER
-        if slot.flags & records.AGGREGATED:
-            segments = 0
-            if header_length:
-                kind = GsoType(gso.kind_of(version, protocol))
-        elif slot.flags & records.VNET and fits:
-            kind = GsoType(gso.kind_of(version, protocol))
-            segments = (payload + slot.gso_size - 1) // slot.gso_size
-            mode = IpIdMode.INCREMENT if version == 4 else IpIdMode.NONE
-        if state == codes.PARTIAL and not self._completed:
-            if slot.flags & records.NEEDS_CSUM:
-                start = slot.csum_start if fits else 0
-                offset = slot.csum_offset
-            else:
-                start = transport if header_length else 0
-                offset = 16 if protocol == codes.TCP else 6
-            if start or kind:
-                virtio = VirtioHeader(
-                    NEEDS_CSUM if start else 0,
-                    slot.gso_type if kind and segments else 0,
-                    header_length if kind and segments else 0,
-                    slot.gso_size if kind and segments else 0,
-                    start,
-                    offset if start else 0,
-                    link=delivery.link,
-                )
-        elif kind and segments:
-            virtio = VirtioHeader(
-                0,
-                slot.gso_type,
-                header_length,
-                slot.gso_size,
-                transport,
-                16 if protocol == codes.TCP else 6,
-                link=delivery.link,
-            )
-        if self._completed:
-            state = codes.VERIFIED
-        return Facts(
-            length=slot.length,
-            wire_length=slot.wire_length,
-            packets=1,
-            gso_type=kind,
-            gso_size=slot.gso_size if kind and segments else 0,
-            gso_segs=segments,
-            ip_id_mode=mode,
-            checksum=ChecksumState(state),
-            verdict=Verdict(slot.verdict),
-            closed_by=CloseReason(closed),
-            timestamps=_timestamps(batch, index),
-            interface=slot.interface,
-            vlan=slot.vlan & 0xFFFF if slot.vlan else None,
-            vlan_tpid=slot.vlan >> 16,
-            link=delivery.link,
-            network=network,
-            ip_length=ip_length,
-            header_length=header_length,
-            virtio=virtio,
-        )
+            return describe.merged(delivery, delivery.batch, self._index)
+        return describe.lone(delivery, delivery.batch, self._index, self._completed)
 
     def _settle(self) -> int:
         """Write the attributes down and let go of the engine."""
@@ -476,16 +358,6 @@ class Packet:
         self._facts = None  # type: ignore[assignment]
         self._own = None
         return 0
-
-
-def _timestamps(batch: Batch, index: int) -> tuple[int, ...]:
-    """Arrival times of a packet's inputs; a slot's follower always stands behind it."""
-    times = []
-    while index >= 0:
-        slot = records.slot_at(batch._slots, index)
-        times.append(slot.timestamp_ns)
-        index = slot.following
-    return tuple(times)
 
 
 def make_packet() -> Packet:
