@@ -76,7 +76,7 @@ test: venv $(VENV)/.group-test ## the whole suite at both speeds (ARGS are given
 	@if $(PY) -c 'import sys, netstack_gro; sys.exit(not netstack_gro.__compiled__)'; then \
 	  echo "== compiled" && $(PY) -m pytest --engine=compiled $(ARGS) && \
 	  echo "== interpreted" && \
-	  NETSTACK_GRO_INTERPRETED=1 $(PY) -m pytest -m "not packaging" $(ARGS); \
+	  NETSTACK_GRO_INTERPRETED=1 $(PY) -m pytest -m "not packaging and not engineless" $(ARGS); \
 	else \
 	  echo "== interpreted" && $(PY) -m pytest $(ARGS); \
 	fi

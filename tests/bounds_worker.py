@@ -181,7 +181,10 @@ def cut_and_complete(view: memoryview, link: str, start: int) -> None:
 
 
 class Run:
-    """Everything on one link. Faulty packets are cut at every `stride`-th length."""
+    """Everything on one link.
+
+    Faulty packets are cut at every `stride`-th length, others at 12 times as many.
+    """
 
     def __init__(self, link: str, stride: int, notes: Notes) -> None:
         self.link = link
@@ -198,7 +201,7 @@ class Run:
         for number, whole in enumerate(whole_packets(self.link)):
             if not whole.label:
                 self.heads.append(whole)
-            step = self.stride if whole.label else 1
+            step = self.stride if whole.label else max(1, self.stride // 12)
             lengths = range(number % step, min(len(whole.data), 140), step)
             for packet in (whole, *truncations(whole, self.link, lengths)):
                 key = (packet.data, packet.checksum, packet.virtio)

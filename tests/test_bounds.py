@@ -16,7 +16,7 @@ from tests.engines import Engine
 from tests.traffic import LINKS
 
 ROOT = Path(__file__).resolve().parent.parent
-STRIDES = {"compiled": 6, "interpreted": 40}
+STRIDES = {"compiled": 6, "interpreted": 120}
 
 needs_mprotect = pytest.mark.skipif(os.name != "posix", reason="needs mmap and mprotect")
 
@@ -52,7 +52,7 @@ def test_nothing_outside_a_packet_is_read_or_written(
     notes = tmp_path / "notes"
     done = run(engine, notes, link, str(STRIDES[engine.name]))
     assert done.returncode == 0, f"{last_noted(notes)}\n{done.stderr}"
-    assert int(done.stdout.split()[0]) > 5000
+    assert int(done.stdout.split()[0]) > 3000
 
 
 @needs_mprotect

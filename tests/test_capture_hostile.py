@@ -31,6 +31,8 @@ from tests.capture_files import (
     simple,
 )
 
+pytestmark = pytest.mark.engineless
+
 FRAMES = [b"", b"a", b"bcd", b"efgh" * 5, b"last one"]
 
 # Each file as its parts, with the frame of those that are packets.

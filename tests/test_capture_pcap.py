@@ -15,6 +15,8 @@ from tests.capture_files import (
     records_of,
 )
 
+pytestmark = pytest.mark.engineless
+
 MICROSECONDS, NANOSECONDS = 0xA1B2C3D4, 0xA1B23C4D
 
 

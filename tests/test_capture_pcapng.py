@@ -23,6 +23,8 @@ from tests.capture_files import (
     simple,
 )
 
+pytestmark = pytest.mark.engineless
+
 ORDERS = ["<", ">"]
 MOMENT = 1573830016_444223380  # 2019-11-15 15:00:16.444223380 UTC
 

@@ -28,6 +28,8 @@ from tests.capture_files import (
     section,
 )
 
+pytestmark = pytest.mark.engineless
+
 FRAMES = [random.Random(number).randbytes(number % 1400) for number in range(2000)]
 PCAP = pcap_header() + b"".join(map(pcap_record, FRAMES))
 PCAPNG = section() + interface() + b"".join(map(enhanced, FRAMES))

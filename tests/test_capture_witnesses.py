@@ -16,6 +16,8 @@ from netstack_gro.capture import PcapngWriter, PcapWriter, open_capture
 from netstack_gro.errors import UnsupportedLinkTypeError
 from tests.capture_files import CAPTURES, read_until_error
 
+pytestmark = pytest.mark.engineless
+
 RNG = random.Random("capture witnesses")
 PACKETS = [
     (RNG.randbytes(RNG.randrange(1515)), 1573830016_444223000 + number * 1_000_003_000)

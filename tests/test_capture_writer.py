@@ -22,6 +22,8 @@ from tests.capture_files import (
     section,
 )
 
+pytestmark = pytest.mark.engineless
+
 ORDERS = {"little": "<", "big": ">"}
 MOMENT = 1573830016_444223380
 LINKS = [1, 101, 276]

@@ -12,6 +12,8 @@ from tests.dissect import checksum16, parse
 from tests.test_traffic import TRANSPORTS, valid_packets
 from tests.traffic import LINKS
 
+pytestmark = pytest.mark.engineless
+
 
 @given(st.binary(max_size=200))
 def test_checksum16_is_the_sum_that_scapy_computes(data: bytes) -> None:

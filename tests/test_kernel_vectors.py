@@ -7,6 +7,8 @@ from tests.kernel_oracle import KernelOracle, KernelPacket, availability
 from tests.requirements import require
 from tests.vectors import VECTORS, Vector, payload_size
 
+pytestmark = pytest.mark.engineless
+
 Answers = dict[str, list[KernelPacket]]
 
 

@@ -28,7 +28,7 @@ from tests.test_traffic import spec_for
 from tests.traffic import FAULTS, LINKS, Traffic, batches, configs, generate
 from tests.vectors import VECTORS, Vector, payload_size
 
-pytestmark = pytest.mark.slow  # as a whole
+pytestmark = [pytest.mark.slow, pytest.mark.engineless]
 
 UNKNOWN, VERIFIED, PARTIAL = ChecksumState.UNKNOWN, ChecksumState.VERIFIED, ChecksumState.PARTIAL
 

@@ -15,6 +15,8 @@ from pcaps.recorder.cable import Faults, Marking, Tagging, Untagging
 from pcaps.recorder.dissect import dissect
 from tests.requirements import lacks_root, lacks_tun, require
 
+pytestmark = pytest.mark.engineless
+
 if TYPE_CHECKING:
     from pcaps.recorder.scenarios import Scenario
 

@@ -29,7 +29,7 @@ from tests.traffic import (
     specs,
 )
 
-pytestmark = pytest.mark.slow  # as a whole
+pytestmark = [pytest.mark.slow, pytest.mark.engineless]
 
 TRANSPORTS = [(family, protocol) for family in (4, 6) for protocol in (b.TCP, b.UDP)]
 SCAPY_LINKS = {
