@@ -18,6 +18,7 @@ cdef class FlowTable:
     cdef unsigned int _digest
     cdef unsigned long long _seed
     cdef unsigned long long _stir
+    cdef unsigned long long _last
 
     cdef int attach(self, Head *heads) noexcept
     @cython.locals(

@@ -22,6 +22,7 @@ class FlowTable:
         "_digest",
         "_generation",
         "_heads",
+        "_last",
         "_layout",
         "_mask",
         "_position",
@@ -33,6 +34,7 @@ class FlowTable:
     _digest: int
     _generation: int
     _heads: list[records.Head]
+    _last: int
     _layout: int
     _mask: int
     _position: int
@@ -44,9 +46,10 @@ class FlowTable:
         self._buckets = records.buckets(places)
         self._mask = places - 1
         self._layout = layout
-        seed = os.urandom(16)
+        seed = os.urandom(24)
         self._seed = int.from_bytes(seed[:8], "big")
-        self._stir = int.from_bytes(seed[8:], "big")
+        self._stir = int.from_bytes(seed[8:16], "big")
+        self._last = int.from_bytes(seed[16:], "big") | 1
         self._generation = 1
         self._position = 0
         self._digest = 0
@@ -68,6 +71,8 @@ class FlowTable:
         digest = headers.flow_digest(
             self._layout, slot.base, slot.offset, parsed, digest, self._stir
         )
+        # One product leaves flows that differ in one field at equal distances; a second does not.
+        digest = wire.mix(digest, self._last)
         key = digest & wire.MASK32
         position = key & self._mask
         self._digest = key
