@@ -9,8 +9,6 @@ from netstack_gro.config import GroConfig
 from tests.builders import tcp4
 from tests.engines import Engine
 
-testcapi = pytest.importorskip("_testcapi", reason="needs CPython's test module to fail malloc")
-
 CAPACITY = 4
 SEGMENTS = [tcp4(bytes(100), seq=1 + 100 * number, ident=number) for number in range(CAPACITY)]
 OTHERS = [tcp4(b"x", sport=2000 + number, ident=number) for number in range(CAPACITY)]
@@ -57,6 +55,7 @@ def test_memory_that_fails_anywhere_leaves_a_clean_engine(
 ) -> None:
     if engine.name == "interpreted":
         pytest.skip("the interpreter's own objects fail first, in places without number")
+    testcapi = pytest.importorskip("_testcapi", reason="needs CPython's module that fails malloc")
     failures = 0
     for failing in range(60):
         hook = Keeper()
