@@ -1,18 +1,26 @@
-"""Exceptions of the package. Packet bytes never raise one; misuse and unreadable files do.
+"""Exceptions of the package. Packet bytes never raise one; misuse, unreadable files and devices do.
 
 Every class here also derives from the built-in exception that describes it, so a caller who
 does not know the package still catches it by the usual name.
 """
+
+import errno
+import os
 
 __all__ = [
     "CaptureError",
     "CaptureFormatError",
     "CaptureTruncatedError",
     "ConfigError",
+    "DeviceDownError",
+    "DeviceError",
+    "DeviceGoneError",
     "EngineStateError",
     "GroError",
     "GsoError",
+    "NotPermittedError",
     "PinnedError",
+    "UnsupportedError",
     "UnsupportedLinkTypeError",
     "VirtioHeaderError",
 ]
@@ -98,3 +106,76 @@ class UnsupportedLinkTypeError(CaptureError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, int, int | None, str | None]]:  # type: ignore[override]
         return type(self), (self.name, self.link_type, self.offset, self.known_as)
+
+
+class DeviceError(GroError, OSError):
+    """A device, interface or socket refused what was asked of it.
+
+    ``name`` says which, ``errno`` is the kernel's answer, 0 where there is none, and ``strerror``
+    says what was refused and what to do.
+    """
+
+    def __init__(self, name: str, number: int, message: str) -> None:
+        super().__init__(number, message)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.strerror}"
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return type(self), (self.name, self.errno or 0, self.strerror or "")
+
+
+class DeviceGoneError(DeviceError):
+    """The device does not exist (any more), or the descriptor is no longer open."""
+
+
+class DeviceDownError(DeviceError):
+    """The interface is down; it can be used again when it is up, through the same descriptor."""
+
+
+class NotPermittedError(DeviceError, PermissionError):
+    """A right is missing; ``right`` names it (capabilities(7)), where it is known."""
+
+    def __init__(self, name: str, number: int, message: str, right: str | None = None) -> None:
+        super().__init__(name, number, message)
+        self.right = right
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str, str | None]]:  # type: ignore[override]
+        return type(self), (self.name, self.errno or 0, self.strerror or "", self.right)
+
+
+class UnsupportedError(DeviceError):
+    """The kernel cannot do this; ``since`` is the release that can, where it is known."""
+
+    def __init__(self, name: str, number: int, message: str, since: str | None = None) -> None:
+        super().__init__(name, number, message)
+        self.since = since
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str, str | None]]:  # type: ignore[override]
+        return type(self), (self.name, self.errno or 0, self.strerror or "", self.since)
+
+
+_GONE = frozenset({errno.EBADF, getattr(errno, "EBADFD", errno.EBADF), errno.ENODEV, errno.ENXIO})
+_REFUSED = frozenset({errno.EPERM, errno.EACCES})
+
+
+def device_error(
+    name: str, cause: OSError | int, doing: str, *, right: str | None = None
+) -> DeviceError:
+    """The error to raise for what the kernel answered, of the class that fits.
+
+    name: the device's. cause: the OSError or its number. doing: what was tried ("cannot be
+    read"). right: the capability that it takes, named where the answer is EPERM or EACCES.
+    """
+    number = cause if isinstance(cause, int) else cause.errno or 0
+    message = f"{doing}: {os.strerror(number)}" if number else f"{doing}: {cause}"
+    if number in _REFUSED:
+        if right is not None:
+            message += f" ({right} is needed)"
+        return NotPermittedError(name, number, message, right)
+    if number == errno.ENETDOWN:
+        return DeviceDownError(name, number, message)
+    if number in _GONE:
+        return DeviceGoneError(name, number, message)
+    return DeviceError(name, number, message)

@@ -1,5 +1,6 @@
 """The exceptions: what they derive from, what they say, and that they travel between processes."""
 
+import errno
 import pickle
 
 import pytest
@@ -10,12 +11,18 @@ from netstack_gro.errors import (
     CaptureFormatError,
     CaptureTruncatedError,
     ConfigError,
+    DeviceDownError,
+    DeviceError,
+    DeviceGoneError,
     EngineStateError,
     GroError,
     GsoError,
+    NotPermittedError,
     PinnedError,
+    UnsupportedError,
     UnsupportedLinkTypeError,
     VirtioHeaderError,
+    device_error,
 )
 
 EXAMPLES = [
@@ -28,6 +35,11 @@ EXAMPLES = [
     CaptureFormatError("a.pcap", "not a capture file", 4),
     CaptureTruncatedError("a.pcap", "ends within its header", 3),
     UnsupportedLinkTypeError("a.pcap", 127, 20, "IEEE802_11_RADIOTAP"),
+    DeviceError("eth0", errno.EIO, "cannot be read: Input/output error"),
+    DeviceGoneError("eth0", errno.ENODEV, "was deleted"),
+    DeviceDownError("eth0", errno.ENETDOWN, "cannot be read: Network is down"),
+    NotPermittedError("tun0", errno.EPERM, "cannot be made", "CAP_NET_ADMIN"),
+    UnsupportedError("tun0", errno.EINVAL, "this kernel has no USO", "6.2"),
 ]
 
 BUILT_IN = {
@@ -40,6 +52,11 @@ BUILT_IN = {
     CaptureFormatError: ValueError,
     CaptureTruncatedError: CaptureFormatError,
     UnsupportedLinkTypeError: ValueError,
+    DeviceError: OSError,
+    DeviceGoneError: DeviceError,
+    DeviceDownError: DeviceError,
+    NotPermittedError: PermissionError,
+    UnsupportedError: DeviceError,
 }
 
 
@@ -77,3 +94,33 @@ def test_an_unsupported_link_type_is_named() -> None:
     assert str(EXAMPLES[8]) == (
         "a.pcap: byte 20: link type 127 (LINKTYPE_IEEE802_11_RADIOTAP) is not supported"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EPERM, NotPermittedError),
+        (errno.EACCES, NotPermittedError),
+        (errno.ENETDOWN, DeviceDownError),
+        (errno.ENODEV, DeviceGoneError),
+        (errno.ENXIO, DeviceGoneError),
+        (errno.EBADF, DeviceGoneError),
+        (errno.EBADFD, DeviceGoneError),
+        (errno.EIO, DeviceError),
+        (errno.EINVAL, DeviceError),
+    ],
+)
+def test_what_the_kernel_answers_is_an_error_of_the_class_that_fits(
+    number: int, kind: type[DeviceError]
+) -> None:
+    for cause in (number, OSError(number, "whatever")):
+        error = device_error("eth0", cause, "cannot be read", right="CAP_NET_RAW")
+        assert type(error) is kind
+        assert (error.name, error.errno) == ("eth0", number)
+        assert str(error).startswith("eth0: cannot be read: ")
+        assert ("CAP_NET_RAW" in str(error)) is (kind is NotPermittedError)
+
+
+def test_an_error_without_a_number_keeps_its_text() -> None:
+    error = device_error("eth0", OSError("it is unwell"), "cannot be read")
+    assert str(error) == "eth0: cannot be read: it is unwell"

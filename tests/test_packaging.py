@@ -16,7 +16,7 @@ import pytest
 
 import netstack_gro
 from netstack_gro._speed import HOT_MODULES
-from tests.freshness import compiled_modules
+from tests.freshness import compiled_modules, module_name
 
 NATIVE_SUFFIX = EXTENSION_SUFFIXES[0]
 PACKAGE = Path(netstack_gro.__file__).parent
@@ -30,6 +30,9 @@ PUBLIC_NAMES = [
     "ChecksumState",
     "CloseReason",
     "ConfigError",
+    "DeviceDownError",
+    "DeviceError",
+    "DeviceGoneError",
     "EngineStateError",
     "Flow",
     "GroConfig",
@@ -41,10 +44,12 @@ PUBLIC_NAMES = [
     "IpIdMode",
     "Limits",
     "Link",
+    "NotPermittedError",
     "Packet",
     "PinnedError",
     "Sink",
     "Stats",
+    "UnsupportedError",
     "UnsupportedLinkTypeError",
     "Verdict",
     "VirtioHeader",
@@ -177,8 +182,8 @@ def _built(tree: Path) -> Path:
 def _extensions(wheel: Path) -> set[str]:
     """The names of the compiled modules in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
-        names = [Path(name).name for name in archive.namelist()]
-    return {name.partition(".")[0] for name in names if name.endswith((".so", ".pyd"))}
+        paths = [Path(name) for name in archive.namelist() if name.endswith((".so", ".pyd"))]
+    return {".".join((*path.parts[1:-1], path.name.partition(".")[0])) for path in paths}
 
 
 def _engine_of_installed(wheel: Path, tmp_path: Path) -> str:
@@ -231,7 +236,8 @@ def test_one_module_that_does_not_compile_fails_a_build_that_must_be_compiled(tr
 def test_a_failed_build_in_place_removes_modules_of_an_earlier_one(tree: Path) -> None:
     package = tree / "netstack_gro"
     for name in HOT_MODULES:
-        (package / f"{name}{NATIVE_SUFFIX}").touch()
+        *packages, module = name.split(".")
+        package.joinpath(*packages, f"{module}{NATIVE_SUFFIX}").touch()
     foreign = package / "gro.cpython-32-none.so"
     foreign.touch()
     with (package / "tcp.pxd").open("a", encoding="utf-8") as types:
@@ -255,8 +261,8 @@ def test_a_build_in_place_removes_the_module_of_a_source_that_is_hot_no_longer(t
         NETSTACK_GRO_BUILD="compiled",
     )
     assert result.returncode == 0, result.stderr
-    left = [module.name.partition(".")[0] for module in compiled_modules(package)]
-    assert left == sorted(HOT_MODULES)
+    left = [module_name(package, module) for module in compiled_modules(package)]
+    assert sorted(left) == sorted(HOT_MODULES)
 
 
 @pytest.mark.packaging
@@ -310,8 +316,12 @@ def test_the_sdist_alone_makes_a_complete_compiled_wheel(tree: Path, tmp_path: P
     with tarfile.open(sdist) as archive:
         members = {member.name.partition("/")[2]: member for member in archive.getmembers()}
         archive.extractall(tmp_path / "unpacked", filter="data")
-    sources = {path.name for kind in ("*.py", "*.pxd", "*.h") for path in PACKAGE.glob(kind)}
+    sources, receivers = (
+        {path.name for kind in ("*.py", "*.pxd", "*.h") for path in folder.glob(kind)}
+        for folder in (PACKAGE, PACKAGE / "dispatchers")
+    )
     assert {f"netstack_gro/{name}" for name in sources} <= members.keys()
+    assert {f"dispatchers/{name}" for name in receivers} <= members.keys()
     assert {"netstack_gro/py.typed", "setup.py", "LICENSE", "README.md"} <= members.keys()
     assert members["dispatchers/__init__.py"].isreg()
     assert not [name for name, member in members.items() if member.issym() or ".so" in name]
@@ -325,7 +335,8 @@ def test_the_sdist_alone_makes_a_complete_compiled_wheel(tree: Path, tmp_path: P
     with zipfile.ZipFile(wheel) as archive:
         shipped = set(archive.namelist())
     assert {f"netstack_gro/{name}" for name in sources} <= shipped
-    assert {"netstack_gro/py.typed", "netstack_gro/dispatchers/__init__.py"} <= shipped
+    assert {f"netstack_gro/dispatchers/{name}" for name in receivers} <= shipped
+    assert "netstack_gro/py.typed" in shipped
     assert "netstack_gro/capture/__init__.py" in shipped
     assert not [name for name in shipped if name.startswith(("dispatchers/", "tests/"))]
     assert not [name for name in shipped if name.endswith(".c")]
