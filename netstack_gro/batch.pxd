@@ -8,6 +8,7 @@ cdef class Batch:
     cdef Slot *_slots
     cdef int _count
     cdef int _limit
+    cdef int _max_slabs
     cdef bint _busy
     cdef const byte *_base
     cdef Py_ssize_t _size
@@ -23,6 +24,9 @@ cdef class Batch:
         object checksum, object vlan, object vlan_tpid, object virtio, object aggregated
     ) except -1
     cdef int _attach(self, object slab) except -1
+    cdef int _exchange(self, object slab) except -1
+    @cython.locals(slot=SlotPointer)
+    cdef Slot *_place(self, Py_ssize_t offset, int length) noexcept
     cdef int _drop(self) except -1
     cdef int _adopt(self, Batch other, int index) except -1
     @cython.locals(slot=SlotPointer)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch"]
 
-_NOTHING = memoryview(b"")
 _MAX_TIME = 2**63 - 1
 
 
@@ -53,6 +52,7 @@ class Batch:
         "_busy",
         "_count",
         "_limit",
+        "_max_slabs",
         "_owners",
         "_pool",
         "_size",
@@ -65,6 +65,7 @@ class Batch:
     _busy: bool
     _count: int
     _limit: int
+    _max_slabs: int
     _owners: list[Any]
     _pool: SlabPool | None
     _size: int
@@ -81,9 +82,10 @@ class Batch:
         max_slabs = _field("max_slabs", max_slabs, 1, 1024)
         if self._limit:  # by the caller's own code, which the conversions ran
             raise EngineStateError("a batch is initialised once")
-        self._pool = SlabPool(slab, max_slabs) if type(slab) is bytearray else None
-        self._view = _NOTHING
-        self._attach(slab)
+        self._max_slabs = max_slabs
+        self._view = memoryview(b"")
+        self._pool = None
+        self._exchange(slab)
         self._slots = records.slots(capacity)
         self._owners = [None] * capacity
         self._count = 0
@@ -227,6 +229,46 @@ class Batch:
         finally:
             self._busy = False
         return replaced
+
+    def attach(self, slab: "Buffer | None") -> None:
+        """Clear, and take ``slab`` (or None) as the memory of the packets to come.
+
+        The batch keeps no view of the former one, so whoever owns that can tell from its
+        references whether somebody else does. Raises TypeError for an object without a contiguous
+        buffer; the batch has no slab then.
+        """
+        self.clear()
+        self._busy = True  # a slab that is given back may run code of the caller's
+        try:
+            self._exchange(slab)
+        finally:
+            self._busy = False
+
+    def _exchange(self, slab: Any) -> int:
+        """Let go of the slab, and take another with a pool of its own where it needs one."""
+        self._slab = None
+        self._size = 0
+        self._pool = None
+        self._view.release()
+        self._view = memoryview(b"")
+        self._attach(slab)
+        if type(slab) is bytearray:
+            self._pool = SlabPool(slab, self._max_slabs)
+        return 0
+
+    def _place(self, offset: int, length: int) -> records.Slot:
+        """The next slot, for a range of the slab, with the metadata of a packet without any.
+
+        For dispatchers, which fill it in. They have seen to it that the range lies in the slab
+        and that the batch has room.
+        """
+        slot = records.slot_at(self._slots, self._count)
+        slot.base = self._base
+        slot.offset = offset
+        slot.length = length
+        self._plain(slot)
+        self._count += 1
+        return slot
 
     def _attach(self, slab: Any) -> int:
         """Take a slab, or None, as the memory of the packets to come."""
@@ -390,7 +432,9 @@ class Batch:
         return 0
 
 
-records.seal(Batch, ("_busy", "_count", "_limit", "_size"), ("_pool", "_slab", "_view"))
+records.seal(
+    Batch, ("_busy", "_count", "_limit", "_max_slabs", "_size"), ("_pool", "_slab", "_view")
+)
 
 
 def _field(name: str, value: Any, low: int, high: int) -> int:

@@ -143,6 +143,9 @@ cdef inline const byte *bytes_base(object data) noexcept:
 cdef inline byte *view_base(object data, object view) noexcept:
     return <byte *> PyMemoryView_GET_BUFFER(view).buf
 
+cdef inline byte *writable(const byte *base) noexcept:
+    return <byte *> base
+
 cdef inline void copy_slot(Slot *to, Slot *source) noexcept:
     to[0] = source[0]
 

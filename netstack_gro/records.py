@@ -40,6 +40,7 @@ __all__ = [
     "slots",
     "space_base",
     "view_base",
+    "writable",
 ]
 
 
@@ -289,6 +290,11 @@ def bytes_base(data: bytes) -> Base:
 def view_base(data: object, view: memoryview) -> Base:
     """Where the bytes of ``data`` lie, of which ``view`` is a contiguous view."""
     return data if type(data) is bytes or type(data) is bytearray else view
+
+
+def writable(base: Any) -> bytearray:
+    """The same memory, for those who own it: a slab that a dispatcher reads into."""
+    return base  # type: ignore[no-any-return]
 
 
 def copy_slot(to: Slot, source: Slot) -> None:
