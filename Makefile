@@ -21,7 +21,7 @@ PIP := $(PY) -m pip --quiet
 ACTIVE := PATH="$(abspath $(VENV)/bin):$$PATH"
 
 # What the compiled modules are made of: an edited source is shadowed by its old module.
-C_TYPES := $(wildcard netstack_gro/*.pxd netstack_gro/*.h)
+C_TYPES := $(wildcard $(foreach folder,netstack_gro dispatchers,$(folder)/*.pxd $(folder)/*.h))
 COMPILED_FROM := $(C_TYPES) $(patsubst %.pxd,%.py,$(filter %.pxd,$(C_TYPES))) netstack_gro/_speed.py
 
 ASAN := build/asan
@@ -98,7 +98,7 @@ test-all: ## the suite on every CPython from 3.11 on that is found here
 test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSanitizer and UBSan
 	@rm -rf $(ASAN) && mkdir -p $(ASAN)
 	@cp -a netstack_gro dispatchers tests pyproject.toml setup.py MANIFEST.in *.md LICENSE $(ASAN)
-	@rm -f $(ASAN)/netstack_gro/*.so
+	@rm -f $(ASAN)/netstack_gro/*.so $(ASAN)/dispatchers/*.so
 	@ln -s $(CURDIR)/pcaps $(ASAN)/pcaps
 	@ln -sfn $(CURDIR)/../shared build/shared
 	cd $(ASAN) && NETSTACK_GRO_BUILD=compiled CFLAGS="-O1 -g $(ASAN_FLAGS)" \
@@ -138,5 +138,5 @@ pcaps: venv $(VENV)/.group-test ## record the captures of pcaps/ again (Linux, r
 
 clean: ## remove what the other targets made
 	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f netstack_gro/*.so netstack_gro/*.pyd
+	rm -f $(foreach folder,netstack_gro dispatchers,$(folder)/*.so $(folder)/*.pyd)
 	find netstack_gro dispatchers tests pcaps -name __pycache__ -type d -exec rm -rf {} +

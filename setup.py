@@ -9,14 +9,23 @@ import os
 import runpy
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import product
 from pathlib import Path
+from shutil import copy2
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 PACKAGE = Path("netstack_gro")
 HOT_MODULES = runpy.run_path(str(PACKAGE / "_speed.py"))["HOT_MODULES"]
-C_TYPES = sorted(path.as_posix() for kind in ("*.pxd", "*.h") for path in PACKAGE.glob(kind))
+# Where the modules of each package lie; netstack_gro/dispatchers is a link, which may be absent.
+FOLDERS = {"": PACKAGE, "dispatchers": Path("dispatchers")}
+C_TYPES = sorted(
+    path.as_posix()
+    for folder in FOLDERS.values()
+    for kind in ("*.pxd", "*.h")
+    for path in folder.glob(kind)
+)
 
 DIRECTIVES = {
     "language_level": 3,
@@ -46,7 +55,11 @@ class BuildExt(build_ext):
         mode = os.environ.get("NETSTACK_GRO_BUILD") or "auto"
         if mode not in {"auto", "compiled", "interpreted"}:
             raise SystemExit(f"NETSTACK_GRO_BUILD={mode} is none of auto, compiled and interpreted")
-        folders = [Path(self.build_lib) / PACKAGE, *([PACKAGE] if self.inplace else [])]
+        built = Path(self.build_lib) / PACKAGE
+        folders = {package: [built / package] for package in FOLDERS}
+        if self.inplace:
+            for package, folder in FOLDERS.items():
+                folders[package].append(folder)
         if mode == "interpreted":
             self._go_interpreted(folders, "NETSTACK_GRO_BUILD=interpreted")
             return
@@ -77,6 +90,7 @@ class BuildExt(build_ext):
 
         translated = cythonize(
             self.extensions,
+            include_path=[self._types()],
             build_dir=str(Path(self.build_temp) / "c"),
             compiler_directives=DIRECTIVES,
             force=self.force,
@@ -84,6 +98,17 @@ class BuildExt(build_ext):
         sources = {extension.name: extension.sources for extension in translated}
         for extension in self.extensions:
             extension.sources = sources[extension.name]
+
+    def _types(self):
+        """A folder with every .pxd where Cython looks for it by the name of its module."""
+        root = Path(self.build_temp) / "types"
+        for package, folder in FOLDERS.items():
+            place = root / PACKAGE / package
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "__init__.py").touch()
+            for source in folder.glob("*.pxd"):
+                copy2(source, place)
+        return str(root)
 
     def _go_interpreted(self, folders, reason):
         print(
@@ -99,13 +124,23 @@ class BuildExt(build_ext):
 
 
 def remove_extensions(folders, keep=()):
-    """Delete this Python's extension modules of the package, those named in ``keep`` excepted."""
-    for folder in folders:
-        for suffix in EXTENSION_SUFFIXES:
+    """Delete this Python's extension modules of the package, those named in ``keep`` excepted.
+
+    folders: for each package below netstack_gro, where its modules may lie.
+    """
+    for package, places in folders.items():
+        for folder, suffix in product(places, EXTENSION_SUFFIXES):
             for path in folder.glob(f"*{suffix}"):
                 name = path.name.partition(".")[0]
-                if name not in keep and path.name == name + suffix:  # not another Python's
+                full = f"{package}.{name}".lstrip(".")
+                if full not in keep and path.name == name + suffix:  # not another Python's
                     path.unlink(missing_ok=True)
+
+
+def source_of(name):
+    """The source file of a hot module."""
+    package, _, module = name.rpartition(".")
+    return (FOLDERS[package] / f"{module}.py").as_posix()
 
 
 setup(
@@ -113,9 +148,9 @@ setup(
     ext_modules=[
         Extension(
             f"netstack_gro.{name}",
-            [f"netstack_gro/{name}.py"],
+            [source_of(name)],
             depends=C_TYPES,
-            include_dirs=["netstack_gro"],
+            include_dirs=[folder.as_posix() for folder in FOLDERS.values()],
         )
         for name in HOT_MODULES
     ],

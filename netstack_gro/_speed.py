@@ -8,8 +8,8 @@ has no effect and needs the standard library only: setup.py reads `HOT_MODULES` 
 import os
 import sys
 from collections.abc import Sequence
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
-from importlib.util import find_spec, spec_from_file_location
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
 from types import ModuleType
 
 __all__ = ["HOT_MODULES", "INTERPRETED_VARIABLE", "SourceOnlyFinder", "select_engine"]
@@ -19,6 +19,13 @@ HOT_MODULES = (
     "buffers",
     "delivery",
     "describe",
+    "dispatchers.blocks",
+    "dispatchers.frames",
+    "dispatchers.messages",
+    "dispatchers.outgoing",
+    "dispatchers.reads",
+    "dispatchers.train_reader",
+    "dispatchers.trains",
     "engine",
     "gro",
     "gso",
@@ -55,10 +62,10 @@ class SourceOnlyFinder:
     ) -> ModuleSpec | None:
         """The spec of a hot module's source file; None for every other name."""
         del path, target
-        package, _, name = fullname.rpartition(".")
+        package, _, name = fullname.partition(".")
         if package != _PACKAGE or name not in HOT_MODULES:
             return None
-        source = os.path.join(self._folder, f"{name}.py")  # noqa: PTH118
+        source = os.path.join(self._folder, *name.split(".")) + ".py"  # noqa: PTH118
         if not os.path.isfile(source):  # noqa: PTH113
             return None
         return spec_from_file_location(fullname, source, loader=SourceFileLoader(fullname, source))
@@ -74,7 +81,7 @@ def select_engine() -> bool:
     if forced and not any(isinstance(finder, SourceOnlyFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, SourceOnlyFinder())  # type: ignore[arg-type,unused-ignore]
 
-    specs = {name: find_spec(f"{_PACKAGE}.{name}") for name in HOT_MODULES}
+    specs = {name: _find(name) for name in HOT_MODULES}
     missing = [name for name, spec in specs.items() if spec is None]
     compiled = [name for name, spec in specs.items() if spec and _is_compiled(spec)]
     if missing:
@@ -92,6 +99,19 @@ def select_engine() -> bool:
             f"{INTERPRETED_VARIABLE} is set, but the sources of {_PACKAGE} are not installed"
         )
     return True
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """The spec of a hot module. Its parents, which may need an engine, are not imported."""
+    fullname = f"{_PACKAGE}.{name}"
+    for finder in sys.meta_path:
+        if isinstance(finder, SourceOnlyFinder):
+            spec = finder.find_spec(fullname)
+            if spec is not None:
+                return spec
+    package = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    folder = os.path.join(package, *name.split(".")[:-1])  # noqa: PTH118
+    return PathFinder.find_spec(fullname, [folder])
 
 
 def _is_compiled(spec: ModuleSpec) -> bool:

@@ -32,6 +32,12 @@ def run_python(code: str, path: Path, **environment: str) -> subprocess.Complete
     )
 
 
+def extension(tree: Path, name: str, suffix: str = NATIVE_SUFFIX) -> Path:
+    """Where the compiled form of a hot module lies in a source tree."""
+    *packages, module = name.split(".")
+    return tree.joinpath("netstack_gro", *packages, f"{module}{suffix}")
+
+
 WHERE_FROM = f"""
 import netstack_gro, importlib
 modules = [importlib.import_module("netstack_gro." + name) for name in {HOT_MODULES!r}]
@@ -60,6 +66,9 @@ def test_the_finder_sees_hot_modules_only() -> None:
     spec = finder.find_spec("netstack_gro.gro")
     assert spec is not None
     assert spec.origin == str(PACKAGE.resolve() / "gro.py")
+    within = finder.find_spec("netstack_gro.dispatchers.frames")
+    assert within is not None
+    assert within.origin == str(PACKAGE.resolve() / "dispatchers" / "frames.py")
     for other in ("netstack_gro.config", "netstack_gro", "gro", "other.gro", "netstack_gro.x.gro"):
         assert finder.find_spec(other) is None
 
@@ -67,7 +76,7 @@ def test_the_finder_sees_hot_modules_only() -> None:
 @pytest.mark.parametrize("present", [("gro",), tuple(HOT_MODULES[1:])])
 def test_a_mixture_of_kinds_is_refused_by_name(tree: Path, present: tuple[str, ...]) -> None:
     for name in present:  # empty files: refused before one is loaded
-        (tree / "netstack_gro" / f"{name}{NATIVE_SUFFIX}").touch()
+        extension(tree, name).touch()
     result = run_python("import netstack_gro", tree)
     absent = [name for name in HOT_MODULES if name not in present]
     assert result.returncode == 1
@@ -91,8 +100,8 @@ def test_a_missing_hot_module_is_named(tree: Path) -> None:
 
 def test_compiled_modules_without_sources_cannot_be_forced_to_interpret(tree: Path) -> None:
     for name in HOT_MODULES:
-        (tree / "netstack_gro" / f"{name}.py").unlink()
-        (tree / "netstack_gro" / f"{name}{NATIVE_SUFFIX}").touch()
+        extension(tree, name, ".py").unlink()
+        extension(tree, name).touch()
     result = run_python("import netstack_gro", tree, NETSTACK_GRO_INTERPRETED="1")
     assert "ImportError: NETSTACK_GRO_INTERPRETED is set, but the sources" in result.stderr
 
