@@ -1,8 +1,8 @@
-"""The contract that all packet dispatchers keep.
+"""The contract that all dispatchers keep.
 
-A dispatcher owns what it reads from, a preallocated `Batch` and one engine. It reads a batch,
-has it merged, and the engine's flush hands the result to the hook before the next read: nothing
-is held in between. One thread runs it, and there is neither lock nor timer.
+A packet dispatcher owns what it reads from, a preallocated `Batch` and one engine. It reads a
+batch, has it merged, and the engine's flush hands the result to the hook before the next read:
+nothing is held in between. One thread runs it, and there is neither lock nor timer.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from netstack_gro.errors import EngineStateError
 from netstack_gro.gro import GroDispatcher
 from netstack_gro.stats import Stats
 
-__all__ = ["Dispatcher", "DispatcherStats"]
+__all__ = ["Dispatcher", "DispatcherStats", "Source"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class DispatcherStats:
     dropped: int = 0
 
 
-class Dispatcher(ABC):
-    """Reads batches of packets and has them merged. A context manager; leaving it closes it.
+class Source(ABC):
+    """Reads batches and delivers them to a hook. A context manager; leaving it closes it.
 
-    A subclass implements `gro`, `exhausted`, `stats`, `_read_once` and `_release`, and `_wake`
-    where a read of it may wait.
+    A subclass implements `exhausted`, `_read_once` and `_release`, and `_wake` where a read of it
+    may wait.
     """
 
     __slots__ = ("_closed", "_stopping")
@@ -46,18 +46,8 @@ class Dispatcher(ABC):
 
     @property
     @abstractmethod
-    def gro(self) -> GroDispatcher:
-        """The engine."""
-
-    @property
-    @abstractmethod
     def exhausted(self) -> bool:
         """Whether the source has ended, and all that was read from it has been delivered."""
-
-    @property
-    @abstractmethod
-    def stats(self) -> DispatcherStats:
-        """A snapshot of the counters; also after `close`."""
 
     @property
     def closed(self) -> bool:
@@ -76,21 +66,32 @@ class Dispatcher(ABC):
         """
         if self._closed:
             raise EngineStateError("the dispatcher is closed")
-        return self._read_once(timeout)
+        count = self._read_once(timeout)
+        if not count:
+            self._stopping = False  # a stop is used up by the call that it ends
+        return count
 
     def run(self) -> int:
         """Dispatch until `stop` is called or the source is exhausted; how many packets.
 
-        A call of `stop` before `run` ends it at once, and is used up by it.
+        A call of `stop` before `run` ends it at once, and is used up by it; `close` by another
+        thread ends it as well.
         """
+        if self._closed:
+            raise EngineStateError("the dispatcher is closed")
         count = 0
-        while not self._stopping and not self.exhausted:
-            count += self.dispatch_once()
-        self._stopping = False
+        try:
+            while not (self._stopping or self.closed or self.exhausted):
+                count += self._read_once(None)
+        finally:
+            self._stopping = False
         return count
 
     def stop(self) -> None:
-        """End `run` after the batch at hand. From any thread, a signal handler or the hook."""
+        """End `run` after the batch at hand, or a `dispatch_once` that waits.
+
+        From any thread, a signal handler or the hook.
+        """
         self._stopping = True
         self._wake()
 
@@ -121,3 +122,19 @@ class Dispatcher(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class Dispatcher(Source):
+    """A source of packets, which its engine merges."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def gro(self) -> GroDispatcher:
+        """The engine."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> DispatcherStats:
+        """A snapshot of the counters; also after `close`."""
