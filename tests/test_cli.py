@@ -245,13 +245,13 @@ def test_a_failed_verification_is_1_and_says_what_differs(some: Path) -> None:
 INTERNAL = """
 import sys
 from netstack_gro import cli
-
+from netstack_gro.commands import replay
 
 def broken(*arguments, **options):
     raise KeyError("oh")
 
 
-cli.replay = broken
+replay.replay = broken
 sys.exit(cli.main(sys.argv[1:]))
 """
 

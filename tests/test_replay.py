@@ -331,7 +331,7 @@ def test_an_output_that_fails_is_an_output_error(engine: Engine) -> None:
 
 
 def test_the_plain_table_names_and_explains_what_was_not_merged(engine: Engine) -> None:
-    text = engine.module("tables").plain(replay(engine, capture(MIXTURE)))
+    text = engine.module("commands.replay_tables").plain(replay(engine, capture(MIXTURE)))
     assert "11 packets" in text
     assert "9 packets into 2 super-packets: 4.5 in each, at most 5" in text
     assert "tcp_syn" in text
@@ -341,7 +341,7 @@ def test_the_plain_table_names_and_explains_what_was_not_merged(engine: Engine) 
 
 
 def test_a_report_of_nothing_is_printed_too(engine: Engine) -> None:
-    text = engine.module("tables").plain(replay(engine, capture([], [])))
+    text = engine.module("commands.replay_tables").plain(replay(engine, capture([], [])))
     assert "no interface" in text
     assert "0 packets, 0 bytes" in text
 
@@ -351,7 +351,7 @@ def test_a_report_of_nothing_is_printed_too(engine: Engine) -> None:
     [("\x1b[31mred", "\\x1b[31mred"), ("a\nb", "a\\nb"), ("\udcff", "\\udcff"), ("größe", "größe")],
 )
 def test_a_name_cannot_command_the_terminal(engine: Engine, name: str, shown: str) -> None:
-    assert engine.module("tables").printable(name) == shown
+    assert engine.module("commands.terminal").printable(name) == shown
 
 
 def test_rich_tables_say_the_same(engine: Engine) -> None:
@@ -359,7 +359,7 @@ def test_rich_tables_say_the_same(engine: Engine) -> None:
     report = replay(engine, capture(MIXTURE))
     report.file = "[bold]not markup[/bold]"
     stream = io.StringIO()
-    engine.module("rich_report").show(report, stream)
+    engine.module("commands.replay_rich").show(report, stream)
     text = stream.getvalue()
     assert "[bold]not markup[/bold]" in text
     for word in ("tcp_syn", "opens a connection", "4.5 in each", "batch_end"):
@@ -369,7 +369,7 @@ def test_rich_tables_say_the_same(engine: Engine) -> None:
 def test_a_progress_bar_comes_and_goes(engine: Engine) -> None:
     require(None if find_spec("rich") else "needs rich (dependency group test)")
     stream = io.StringIO()
-    bar = engine.module("rich_report").Bar(stream, "[x] some\x1b", 100)
+    bar = engine.module("commands.replay_rich").Bar(stream, "[x] some\x1b", 100)
     bar.update(50)
     bar.close()
 

@@ -8,7 +8,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from netstack_gro import tables
+from netstack_gro.commands import replay_tables
+from netstack_gro.commands.terminal import printable
 from netstack_gro.replay import Report
 
 __all__ = ["Bar", "show"]
@@ -17,15 +18,17 @@ __all__ = ["Bar", "show"]
 def show(report: Report, stream: IO[str]) -> None:
     """Print the report to a terminal."""
     console = Console(file=stream, highlight=False)
-    console.print(Text(tables.title(report), style="bold"))
+    console.print(Text(replay_tables.title(report), style="bold"))
     grid = Table.grid(padding=(0, 2))
-    for name, text in tables.facts(report):
+    for name, text in replay_tables.facts(report):
         wrong = name == "verified" and not report.verified
         grid.add_row(Text(f"  {name}", style="cyan"), Text(text, style="bold red" if wrong else ""))
     console.print(grid)
-    for heading, rows in tables.sections(report):
+    for heading, rows in replay_tables.sections(report):
         table = Table(title=Text(heading, style="bold"), title_justify="left", box=None)
-        table.add_column("packets" if heading == tables.NOT_MERGED else "times", justify="right")
+        table.add_column(
+            "packets" if heading == replay_tables.NOT_MERGED else "times", justify="right"
+        )
         table.add_column("what", no_wrap=True)
         table.add_column("meaning")
         for count, name, text in rows:
@@ -47,7 +50,7 @@ class Bar:
             console=Console(file=stream),
             transient=True,
         )
-        self._task = self._progress.add_task(escape(tables.printable(name)), total=total)
+        self._task = self._progress.add_task(escape(printable(name)), total=total)
         self._progress.start()
 
     def update(self, done: int) -> None:

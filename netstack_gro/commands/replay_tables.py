@@ -1,24 +1,18 @@
-"""A report for people: its words, and their layout as plain text (`rich_report` has another)."""
+"""A report for people: its words, and their layout as plain text (`replay_rich` has another)."""
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from netstack_gro.capture import LINK_NAMES
+from netstack_gro.commands.terminal import printable
 from netstack_gro.explain import CLOSE_REASONS, VERDICTS
 from netstack_gro.replay import Report
 from netstack_gro.verdicts import Verdict
 
-__all__ = ["NOT_MERGED", "facts", "plain", "printable", "sections", "title"]
+__all__ = ["NOT_MERGED", "Counted", "facts", "plain", "sections", "title"]
 
 NOT_MERGED = "why the rest was not merged"
 _ENDED = "why nothing more was appended to what could be merged"
-
-
-def printable(text: str) -> str:
-    """``text`` with what a terminal could act upon, or not print, as escapes."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
 
 
 def plain(report: Report) -> str:
@@ -86,7 +80,19 @@ def _merged(report: Report) -> str:
     )
 
 
-def sections(report: Report) -> Iterator[tuple[str, list[tuple[int, str, str]]]]:
+class Counted(Protocol):
+    """Packets by verdict and heads by the reason that closed them, as `Report` has them."""
+
+    @property
+    def verdicts(self) -> Mapping[str, int]:
+        """Packets by the lower-case name of their `Verdict`."""
+
+    @property
+    def closed(self) -> Mapping[str, int]:
+        """Heads by the lower-case name of their `CloseReason`."""
+
+
+def sections(report: Counted) -> Iterator[tuple[str, list[tuple[int, str, str]]]]:
     """Headings, each with its rows of a count, a name and its meaning."""
     verdicts = dict(report.verdicts)
     verdicts.pop(Verdict.MERGED.name.lower(), None)

@@ -1,0 +1,1 @@
+"""The commands of ``netstack-gro``, a module each: its arguments, and what it does with them."""
