@@ -10,6 +10,7 @@ from typing import NoReturn
 from netstack_gro.batch import Batch
 from netstack_gro.config import GroConfig, Link
 from netstack_gro.dispatchers import native
+from netstack_gro.dispatchers.interfaces import is_gone
 from netstack_gro.dispatchers.live import require_linux
 from netstack_gro.dispatchers.messages import PacketMessages
 from netstack_gro.dispatchers.packet_socket import PacketSocket, open_packet_socket
@@ -48,13 +49,14 @@ class RecvMmsgDispatcher(SlabDispatcher):
 
     `Packet.interface` is the interface's index, 0 for other sockets. Reading errors raise
     DeviceError: DeviceDownError when the interface went down (it can be read again when it is
-    up), DeviceGoneError when it was deleted.
+    up), DeviceGoneError when it was deleted; of an interface that was down before, the kernel says
+    no more, so that the next call of `dispatch_once` finds it out.
 
     For a lower cost per packet at the price of a delay see `PacketRingDispatcher`; this one
     delivers a lone packet as soon as it has come.
     """
 
-    __slots__ = ("_ended", "_messages", "_refused", "_socket")
+    __slots__ = ("_ended", "_messages", "_refused", "_silent", "_socket")
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class RecvMmsgDispatcher(SlabDispatcher):
             source = open_packet_socket(source)
         self._ended = False
         self._refused = 0
+        self._silent = True
         self._socket = source if isinstance(source, PacketSocket) else None
         descriptor = -1
         try:
@@ -133,9 +136,22 @@ class RecvMmsgDispatcher(SlabDispatcher):
                 self._ended = True
                 return 0
             if failure != errno.EINVAL or self._socket is None:
-                return failure
+                return self._told(failure, batch)
             self._refused += 1  # and dropped by the kernel: the next call is about the next packet
         return 0
+
+    def _told(self, failure: int, batch: Batch) -> int:
+        """The errno of a read, or what the kernel keeps silent about: that a device was deleted.
+
+        A socket is told when its interface goes down, but no more of one that is down.
+        """
+        if len(batch):
+            self._silent = False
+        elif failure:
+            self._silent = True
+        elif self._silent and self._socket is not None and is_gone(self._descriptor):
+            return errno.ENODEV
+        return failure
 
     def _fail(self, number: int) -> NoReturn:
         if self._socket is not None:

@@ -162,6 +162,19 @@ def test_an_interface_that_is_deleted_during_a_read_is_an_error_that_says_so(
             run.result()
 
 
+def test_an_interface_that_is_deleted_while_it_is_down_is_found_out_by_the_next_call(
+    engine: Engine,
+) -> None:
+    with cable() as (_far, near, _sender), opened(engine, near, Hook()) as dispatcher:
+        near.down("eth0")
+        with pytest.raises(DeviceDownError):
+            dispatcher.run()
+        assert dispatcher.dispatch_once(0) == 0
+        near.delete("eth0")
+        with pytest.raises(DeviceGoneError, match="eth0: "):
+            dispatcher.dispatch_once(5)
+
+
 def test_what_came_before_the_interface_went_down_is_delivered_first(engine: Engine) -> None:
     with cable() as (_far, near, sender):
         hook = Hook()
