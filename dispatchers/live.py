@@ -48,6 +48,7 @@ class _Wakeup:
     __slots__ = ("descriptor",)
 
     def __init__(self) -> None:
+        self.descriptor = -1
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def signal(self) -> None:
@@ -61,7 +62,8 @@ class _Wakeup:
             os.eventfd_read(self.descriptor)
 
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor >= 0:  # else there was none to be had
+            os.close(self.descriptor)
 
 
 class LiveSource(Source):
@@ -194,8 +196,11 @@ class LiveSource(Source):
         left = timeout
         while not self._stopping and not self._closed:
             count = self._receive()
-            if count or left == 0 or self.exhausted:
+            if count or self.exhausted:
                 return count
+            if left == 0:
+                self._look(0)
+                return 0
             # poll(2) takes whole milliseconds of 31 bits; rounded down it would return too early.
             ready = self._look(None if left is None else min(math.ceil(left * 1000), 2**31 - 1))
             if until is not None:

@@ -7,7 +7,7 @@ from netstack_gro.batch import Batch
 from netstack_gro.config import MAX_IP_LENGTH, GroConfig, Link
 from netstack_gro.dispatchers.base import DispatcherStats
 from netstack_gro.dispatchers.live import LiveDispatcher
-from netstack_gro.errors import ConfigError
+from netstack_gro.errors import ConfigError, PinnedError
 from netstack_gro.gro import GroDispatcher
 from netstack_gro.hook import Hook
 
@@ -18,6 +18,7 @@ LIVE_CAPACITY = 64
 gives at most (NAPI_POLL_WEIGHT, include/linux/netdevice.h)."""
 
 MAX_LINK_HEADER = 22  # Ethernet and two VLAN tags
+IPV6_HEADER = 40  # RFC 8200 section 3
 
 VNET_SIZES = (0, 10, 12)  # struct virtio_net_hdr; without, or with num_buffers
 
@@ -50,12 +51,13 @@ def stride_of(frame_size: int | None, vnet_size: int) -> int:
     """Bytes from one packet's place in a slab to the next's.
 
     frame_size: bytes of the largest packet, its link header included; None: what the largest IP
-    packet has with the largest link header. There is one more byte, which only a packet that was
-    cut off fills. The places are an odd number of cache lines apart, or the headers of all
-    packets would compete for the same few sets of the cache.
+    packet has with the largest link header (the length in an IPv6 header does not count that
+    header). There is one more byte, which only a packet that was cut off fills. The places are an
+    odd number of cache lines apart, or the headers of all packets would compete for the same few
+    sets of the cache.
     """
     if frame_size is None:
-        frame_size = MAX_IP_LENGTH + MAX_LINK_HEADER
+        frame_size = IPV6_HEADER + MAX_IP_LENGTH + MAX_LINK_HEADER
     elif type(frame_size) is not int:
         raise ConfigError("frame_size", f"{frame_size!r} is not an integer")
     elif not 1 <= frame_size <= MAX_FRAME_SIZE:
@@ -72,7 +74,7 @@ class SlabDispatcher(LiveDispatcher):
     A subclass implements `_fill`, and `_aim` where it must know of another slab.
     """
 
-    __slots__ = ("_batch", "_failure", "_gro")
+    __slots__ = ("_batch", "_failure", "_gro", "_taken", "_waiting")
 
     def __init__(
         self, descriptor: int, name: str, hook: Hook, config: GroConfig, stride: int
@@ -84,6 +86,8 @@ class SlabDispatcher(LiveDispatcher):
             max_slabs=config.max_slabs,
         )
         self._failure = 0
+        self._taken = 0
+        self._waiting = False
         self._aim(self._batch)
         super().__init__(descriptor, name)
 
@@ -100,19 +104,34 @@ class SlabDispatcher(LiveDispatcher):
         """Read into the slab of ``batch`` from now on."""
 
     def _receive(self) -> int:
-        if self._failure:  # which came after packets, and waited for their delivery
+        if not self._waiting:
+            self._read()
+        count = len(self._batch)
+        if count:
+            self._deliver(count)
+        elif self._failure:  # after packets it waits for their delivery
             failure, self._failure = self._failure, 0
             self._fail(failure)
-        batch = self._batch
-        if batch.recycle():
-            self._aim(batch)
+        return count
+
+    def _read(self) -> None:
+        """Read a batch, unless a failure is still to be told."""
+        if self._batch.recycle():
+            self._aim(self._batch)
+        if not self._failure:
+            self._failure = self._fill(self._batch)
+
+    def _deliver(self, count: int) -> None:
+        """Dispatch the batch, which has ``count`` packets."""
+        self._waiting = False
         try:
-            failure = self._fill(batch)
-            if not len(batch):
-                if failure:
-                    self._fail(failure)
-                return 0
-            self._failure = failure
-            return self._gro.dispatch(batch)
+            self._gro.dispatch(self._batch)
+            self._taken += count
+        except BaseException as error:
+            before, self._taken = self._taken, self._gro.stats.packets_in
+            # An engine that has no space for headers takes nothing: the batch waits until it has.
+            self._waiting = isinstance(error, PinnedError) and before == self._taken
+            raise
         finally:
-            batch.clear()
+            if not self._waiting:
+                self._batch.clear()

@@ -188,6 +188,34 @@ def test_it_has_places_for_the_largest_packet_that_never_compete_for_one_cache_s
     for vnet_size in (0, 10, 12):
         for frame_size in (None, 1, 1279, 1499, 1500, 1514, 9000, 65535, 65549, 1 << 20):
             stride = stride_of(frame_size, vnet_size)
-            assert stride > vnet_size + (65535 + 14 + 8 if frame_size is None else frame_size)
+            largest = 40 + 65535 + 14 + 8 if frame_size is None else frame_size
+            assert stride > vnet_size + largest
             assert stride % 64 == 0
             assert stride // 64 % 2 == 1
+
+
+def test_packets_that_were_read_wait_while_views_leave_no_space_for_headers(
+    engine: Engine,
+) -> None:
+    kept: list[Any] = []
+    given: list[bytes] = []
+
+    def hook(packets: list[Any]) -> None:
+        given.extend(segment for packet in packets for segment in packet.segments())
+        kept.extend(packet.header for packet in packets)
+
+    config = GroConfig(capacity=2, max_slabs=1)
+    packets = [tcp4(b"x" * 100, seq=100 * n, ident=n) for n in range(6)]
+    with reading(engine, hook, config=config) as (dispatcher, peer):
+        for packet in packets:
+            peer.send(packet)
+        assert dispatcher.dispatch_once() == 2
+        for _ in range(2):
+            with pytest.raises(BufferError, match="max_slabs"):
+                dispatcher.dispatch_once()
+        assert given == packets[:2]
+        kept.clear()
+        assert dispatcher.dispatch_once() == 2
+        kept.clear()
+        assert dispatcher.dispatch_once() == 2
+    assert given == packets
