@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 NETSTACK_GRO_BUILD ?= auto
 ARGS ?=
+MINUTES ?= 10
 MINORS ?= 11 12 13 14 15
 
 export NETSTACK_GRO_BUILD
@@ -29,7 +30,7 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-interpreted test-all test-asan lint format types build pcaps clean FORCE
+.PHONY: help venv demo test test-interpreted test-all test-asan soak lint format types build pcaps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -113,6 +114,9 @@ test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSani
 	  $(abspath $(PY)) -m pytest --capture=sys --engine=compiled -m "not packaging and not engineless" \
 	    --ignore=tests/test_bounds.py --ignore=tests/test_hash_flood.py --ignore=tests/test_memory.py \
 	    --ignore=tests/test_kernel_oracle.py --ignore=tests/test_shared_captures.py $(ARGS)
+
+soak: venv $(VENV)/.group-test ## ten minutes of full load: is memory flat? (Linux, root; MINUTES=N)
+	@$(PY) -m tests.soak --seconds $$(($(MINUTES) * 60))
 
 # --- checks ------------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ T = TypeVar("T")
 
 THIS_NETWORK = "/proc/thread-self/ns/net"
 IFA_F_NODAD = 0x02  # include/uapi/linux/if_addr.h
-RTMGRP_LINK = 1  # include/uapi/linux/rtnetlink.h
+IFF_UP = 0x0001  # include/uapi/linux/if.h
+RTMGRP_LINK = 0x1  # include/uapi/linux/rtnetlink.h
+RTMGRP_IPV6_ROUTE = 0x400
 PATIENCE_S = 10.0
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -175,6 +177,10 @@ class Namespace:
         """Set the largest packet, without the link header."""
         self._set(interface, mtu=octets)
 
+    def queue_length(self, interface: str, packets: int) -> None:
+        """Set how many packets may wait in the device to be sent; for TUN, to be read."""
+        self._set(interface, txqlen=packets)
+
     def up(self, interface: str) -> None:
         """Set the interface up. Whether it can send is for `wait_for_carrier`."""
         self._set(interface, state="up")
@@ -198,10 +204,10 @@ class Namespace:
                 bell.recv(65536)
 
     def address(self, interface: str, *addresses: str) -> None:
-        """Give the interface addresses, ``ADDRESS/LENGTH``, usable at once."""
-        with self._netlink() as netlink:
-            for text in addresses:
-                address = ipaddress.ip_interface(text)
+        """Give the interface addresses, ``ADDRESS/LENGTH``: usable at once where it is up."""
+        for text in addresses:
+            address = ipaddress.ip_interface(text)
+            with self._until_local(interface, address.ip), self._netlink() as netlink:
                 netlink.addr(
                     "add",
                     index=socket.if_nametoindex(interface),
@@ -210,6 +216,25 @@ class Namespace:
                     prefixlen=address.network.prefixlen,
                     **({} if address.version == 4 else {"flags": IFA_F_NODAD}),
                 )
+
+    @contextmanager
+    def _until_local(
+        self, interface: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address
+    ) -> Iterator[None]:
+        """Wait, when it is left, until the kernel takes packets to an address it was given.
+
+        The route to an IPv6 address is made by one of its workers, once the interface is up.
+        """
+        if address.version == 4 or not self._link(interface)["flags"] & IFF_UP:
+            yield
+            return
+        with self, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as bell:
+            bell.bind((0, RTMGRP_IPV6_ROUTE))
+            bell.settimeout(PATIENCE_S)
+            yield
+            wanted = f"{address.packed.hex()} 80 "
+            while wanted not in Path("/proc/thread-self/net/ipv6_route").read_text("ascii"):
+                bell.recv(65536)
 
     def route(self, destination: str, *, interface: str | None = None, via: str = "") -> None:
         """A route to ``NETWORK/LENGTH``, through an interface, a gateway or both."""
