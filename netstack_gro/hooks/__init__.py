@@ -1,5 +1,14 @@
 """Where super-packets go: sinks that stand behind an engine."""
 
 from netstack_gro.hooks.capture_file import CaptureFileSink
+from netstack_gro.hooks.tun import TunWriter, TunWriterStats
+from netstack_gro.hooks.udp import UdpSendError, UdpSenderStats, UdpTrainSender
 
-__all__ = ["CaptureFileSink"]
+__all__ = [
+    "CaptureFileSink",
+    "TunWriter",
+    "TunWriterStats",
+    "UdpSendError",
+    "UdpSenderStats",
+    "UdpTrainSender",
+]
