@@ -65,6 +65,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", names, indirect=True, scope="session")
 
 
+NETWORKS = ("lab", "cables", "receivers", "rings", "tuns", "forwarder", "transfer")
+"""Helpers of the tests that make networks: who imports one talks to a running kernel."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    helpers = {f"tests.{name}" for name in NETWORKS}
+    for item in items:
+        if isinstance(item, pytest.Function):
+            known = vars(item.module).values()
+            named = {getattr(value, "__name__", None) for value in known}
+            named |= {getattr(value, "__module__", None) for value in known}
+            if not helpers.isdisjoint(named):
+                item.add_marker("live")
+
+
 @pytest.fixture(scope="session")
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn, by the names of `netstack_gro`: ``engine.GroDispatcher``."""

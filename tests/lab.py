@@ -193,6 +193,10 @@ class Namespace:
         with self._netlink() as netlink:
             netlink.link("del", index=socket.if_nametoindex(interface))
 
+    def move(self, interface: str, where: "Namespace") -> None:
+        """Move the interface to another namespace, where it is down and without addresses."""
+        self._set(interface, net_ns_fd=where._descriptor)
+
     def wait_for_carrier(self, interface: str) -> None:
         """Until the interface passes packets. The kernel may look as rarely as once a second."""
         with self, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as bell:
