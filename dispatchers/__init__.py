@@ -16,8 +16,10 @@ All but the first need Linux; making one elsewhere raises UnsupportedError. In a
 loop they are served by `netstack_gro.dispatchers.aio.serve`.
 """
 
+from netstack_gro.dispatchers.addresses import PacketInfo
 from netstack_gro.dispatchers.base import Dispatcher, DispatcherStats, Source
 from netstack_gro.dispatchers.capture import CaptureDispatcher, CaptureStats
+from netstack_gro.dispatchers.datagrams import DatagramLike
 from netstack_gro.dispatchers.packet_socket import FanoutGroup, PacketSocket, open_packet_socket
 from netstack_gro.dispatchers.readv import ReadvDispatcher
 from netstack_gro.dispatchers.recvmmsg import RecvMmsgDispatcher
@@ -27,21 +29,26 @@ from netstack_gro.dispatchers.trains import Datagram, Train
 from netstack_gro.dispatchers.tun import TunDispatcher
 from netstack_gro.dispatchers.tun_device import TunDevice, TunOffloads
 from netstack_gro.dispatchers.udp import UdpDispatcher, UdpStats
+from netstack_gro.dispatchers.udp_socket import ReceiveOptions, Support
 
 __all__ = [
     "CaptureDispatcher",
     "CaptureStats",
     "Datagram",
+    "DatagramLike",
     "Dispatcher",
     "DispatcherStats",
     "FanoutGroup",
     "LiveStats",
+    "PacketInfo",
     "PacketRingDispatcher",
     "PacketSocket",
     "ReadvDispatcher",
+    "ReceiveOptions",
     "RecvMmsgDispatcher",
     "RingStats",
     "Source",
+    "Support",
     "Train",
     "TunDevice",
     "TunDispatcher",

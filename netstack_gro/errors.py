@@ -6,6 +6,7 @@ does not know the package still catches it by the usual name.
 
 import errno
 import os
+from typing import Any
 
 __all__ = [
     "CaptureError",
@@ -20,6 +21,7 @@ __all__ = [
     "GsoError",
     "NotPermittedError",
     "PinnedError",
+    "UdpSendError",
     "UnsupportedError",
     "UnsupportedLinkTypeError",
     "VirtioHeaderError",
@@ -154,6 +156,38 @@ class UnsupportedError(DeviceError):
 
     def __reduce__(self) -> tuple[type, tuple[str, int, str, str | None]]:  # type: ignore[override]
         return type(self), (self.name, self.errno or 0, self.strerror or "", self.since)
+
+
+class UdpSendError(DeviceError):
+    """Datagrams that the kernel does not send at all; all others were sent.
+
+    ``errno`` says why the first was refused: EMSGSIZE where it is longer than the path or UDP
+    allow, ENETUNREACH where there is no route, EPERM where a firewall forbids it. ``refused`` are
+    the datagrams, each with the address it was for as the socket module has it (None: the
+    connected peer), and ``mtu`` is what the path of the first takes, headers included, where the
+    kernel knows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        message: str,
+        refused: list[tuple[bytes, Any]],
+        mtu: int | None = None,
+    ) -> None:
+        super().__init__(name, number, message)
+        self.refused = refused
+        self.mtu = mtu
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str, list[tuple[bytes, Any]], int | None]]:  # type: ignore[override]
+        return type(self), (
+            self.name,
+            self.errno or 0,
+            self.strerror or "",
+            self.refused,
+            self.mtu,
+        )
 
 
 _GONE = frozenset({errno.EBADF, getattr(errno, "EBADFD", errno.EBADF), errno.ENODEV, errno.ENXIO})

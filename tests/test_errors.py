@@ -19,6 +19,7 @@ from netstack_gro.errors import (
     GsoError,
     NotPermittedError,
     PinnedError,
+    UdpSendError,
     UnsupportedError,
     UnsupportedLinkTypeError,
     VirtioHeaderError,
@@ -40,6 +41,7 @@ EXAMPLES = [
     DeviceDownError("eth0", errno.ENETDOWN, "cannot be read: Network is down"),
     NotPermittedError("tun0", errno.EPERM, "cannot be made", "CAP_NET_ADMIN"),
     UnsupportedError("tun0", errno.EINVAL, "this kernel has no USO", "6.2"),
+    UdpSendError("udp", errno.EMSGSIZE, "too long", [(b"x" * 9, ("192.0.2.1", 7))], 1500),
 ]
 
 BUILT_IN = {
@@ -57,6 +59,7 @@ BUILT_IN = {
     DeviceDownError: DeviceError,
     NotPermittedError: PermissionError,
     UnsupportedError: DeviceError,
+    UdpSendError: DeviceError,
 }
 
 

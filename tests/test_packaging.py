@@ -49,6 +49,7 @@ PUBLIC_NAMES = [
     "PinnedError",
     "Sink",
     "Stats",
+    "UdpSendError",
     "UnsupportedError",
     "UnsupportedLinkTypeError",
     "Verdict",

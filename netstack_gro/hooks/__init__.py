@@ -2,13 +2,12 @@
 
 from netstack_gro.hooks.capture_file import CaptureFileSink
 from netstack_gro.hooks.tun import TunWriter, TunWriterStats
-from netstack_gro.hooks.udp import UdpSendError, UdpSenderStats, UdpTrainSender
+from netstack_gro.hooks.udp import UdpSenderStats, UdpTrainSender
 
 __all__ = [
     "CaptureFileSink",
     "TunWriter",
     "TunWriterStats",
-    "UdpSendError",
     "UdpSenderStats",
     "UdpTrainSender",
 ]

@@ -253,7 +253,7 @@ class TunWriter:
             return False
         if not header.gso_type:
             return self._write_frame(packet, bytes(packet), NEEDS_CSUM, header)
-        udp = header.gso_type == GsoType.UDP_L4
+        udp = header.gso_type & ~GSO_ECN == GsoType.UDP_L4
         if not (self._limits.udp if udp else self._limits.tcp):
             return False
         flags = header.flags & NEEDS_CSUM

@@ -34,13 +34,13 @@ from netstack_gro.dispatchers.udp_socket import (
     within,
 )
 from netstack_gro.errors import ConfigError, EngineStateError
-from netstack_gro.hooks.udp_delivery import MAX_BYTES, Aim, Delivery, Job, UdpSendError
+from netstack_gro.hooks.udp_delivery import MAX_BYTES, Aim, Delivery, Job
 from netstack_gro.packet import Packet
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["UdpSendError", "UdpSenderStats", "UdpTrainSender"]
+__all__ = ["UdpSenderStats", "UdpTrainSender"]
 
 Item: TypeAlias = Packet | Train
 Peer: TypeAlias = Address | Callable[[Item], Address | None]

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from netstack_gro.dispatchers.addresses import Address, decode_address, host_of, is_ipv4
 from netstack_gro.dispatchers.outgoing import Outgoing
 from netstack_gro.dispatchers.udp_socket import ICMP_ANSWERS, path_mtu, socket_name
-from netstack_gro.errors import DeviceError, EngineStateError, device_error
+from netstack_gro.errors import DeviceError, EngineStateError, UdpSendError, device_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["MAX_BYTES", "Aim", "Delivery", "Job", "UdpSendError", "unpacked"]
+__all__ = ["MAX_BYTES", "Aim", "Delivery", "Job", "unpacked"]
 
 IPV4_HEADERS = 28  # RFC 791 section 3.1, RFC 768
 IPV6_HEADERS = 48  # RFC 8200 section 3
@@ -48,37 +48,6 @@ _ATTEMPTS = 3  # at a message that such answers keep from being sent
 _KEPT = frozenset({*_FULL, errno.ENETDOWN, errno.ENODEV, errno.ENXIO, errno.EBADF})
 
 _log = logging.getLogger("netstack_gro")
-
-
-class UdpSendError(DeviceError):
-    """Datagrams that the kernel does not send at all; all others were sent.
-
-    ``errno`` says why the first was refused: EMSGSIZE where it is longer than the path or UDP
-    allow, ENETUNREACH where there is no route, EPERM where a firewall forbids it. ``refused`` are
-    the datagrams, each with the address it was for (None: the connected peer), and ``mtu`` is what
-    the path of the first takes, headers included, where the kernel knows.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        message: str,
-        refused: list[tuple[bytes, Address | None]],
-        mtu: int | None = None,
-    ) -> None:
-        super().__init__(name, number, message)
-        self.refused = refused
-        self.mtu = mtu
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:  # type: ignore[override]
-        return type(self), (
-            self.name,
-            self.errno or 0,
-            self.strerror or "",
-            self.refused,
-            self.mtu,
-        )
 
 
 class Aim(NamedTuple):
