@@ -175,7 +175,6 @@ def test_what_is_too_long_is_named_when_the_rest_was_sent(engine: Engine) -> Non
         with far, own, receiving(engine, far) as (dispatcher, received), here:
             with sender(engine, own) as made:
                 sent = bodies(1400, 1471, 1472, 1472, 70_000, 1400, 600_000, 9)
-                module = engine.module("hooks.udp")
                 with pytest.raises(UdpSendError) as raised:
                     made.send(sent, dispatcher.address)
                 error = raised.value
@@ -371,7 +370,6 @@ def test_a_peer_s_refusal_costs_no_datagram(engine: Engine) -> None:
 
 def test_where_there_is_no_route_the_others_are_not_kept(engine: Engine) -> None:
     require(lacks_root())
-    module = engine.module("hooks.udp")
     with lab.Lab() as net, net.namespace():
         with receiving(engine, ("127.0.0.1", 0)) as (dispatcher, received):
             with sender(engine, ("0.0.0.0", 0)) as made:
