@@ -41,10 +41,12 @@ def net() -> Iterator[lab.Lab]:
 HOSTILE = [
     VirtioHeader(NEEDS_CSUM, csum_start=65000, csum_offset=6),
     VirtioHeader(NEEDS_CSUM, csum_start=0, csum_offset=0),
+    VirtioHeader(NEEDS_CSUM, csum_start=2, csum_offset=0),  # within a link header
     VirtioHeader(NEEDS_CSUM, csum_start=20, csum_offset=65535),
     VirtioHeader(0, GsoType.TCPV4, 40, 0, 20, 16),
     VirtioHeader(0, GsoType.TCPV6, 65535, 65535, 0, 0),
     VirtioHeader(NEEDS_CSUM, GsoType.UDP_L4, 1, 1, 20, 6),
+    VirtioHeader(NEEDS_CSUM, GsoType.UDP_L4 | GSO_ECN, 48, 100, 40, 6),
     VirtioHeader(NEEDS_CSUM, GsoType.UFO, 28, 8, 20, 6),
     VirtioHeader(NEEDS_CSUM, GsoType.TCPV4 | GSO_ECN, 40, 100, 20, 6),
     VirtioHeader(0xFF, 0xFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF),
@@ -75,11 +77,19 @@ def test_a_hostile_header_does_no_harm(
         assert router.read(1) == routed(good[1:])
 
 
-def test_what_is_no_ip_is_refused_and_counted(engine: Engine, net: lab.Lab) -> None:
+@pytest.mark.parametrize("link", ["ip", "ethernet"])
+@pytest.mark.parametrize("partial", [None, VirtioHeader(NEEDS_CSUM, csum_start=20, csum_offset=0)])
+def test_what_is_no_ip_is_refused_and_counted(
+    engine: Engine, net: lab.Lab, link: Any, partial: VirtioHeader | None
+) -> None:
     good = stream(4, TCP, [10], first_id=1)
+    odd = bytes(60) if link == "ip" else builders.ethernet(bytes(60), ether_type=0x0806)
     with Router(net) as router:
         writer = writer_to(engine, router.entry)
-        write(engine, writer, [bytes(60), *good, b"\xff" * 60])
+        with engine.GroDispatcher(writer, replace(PARTIAL, link=link)) as gro:
+            gro.enqueue(odd, virtio=partial)
+            gro.enqueue(builders.FRAMES[link](good[0]))
+            gro.enqueue(odd[:-1], virtio=partial)
         assert router.read(1) == routed(good)
     assert (writer.stats.packets, writer.stats.refused) == (1, 2)
 

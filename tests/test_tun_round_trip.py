@@ -47,9 +47,7 @@ class Middle:
         self._stack = ExitStack()
         near = self._stack.enter_context(tuns.opened(self.near))
         far = self._stack.enter_context(tuns.opened(self.far, versions=[]))
-        for address in (f"{FAR[4]}/24", f"{FAR[6]}/64"):
-            with tuns.usable(self.far, address.partition("/")[0]):
-                self.far.address("tun0", address)
+        self.far.address("tun0", f"{FAR[4]}/24", f"{FAR[6]}/64")
         make = engine.module("dispatchers.tun").TunDispatcher
         writer = engine.module("hooks.tun").TunWriter
         self.writer = writer(far)

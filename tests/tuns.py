@@ -9,14 +9,11 @@
 checksums and takes one from each TTL on the way, and nothing else.
 """
 
-import ipaddress
 import os
 import select
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import pytest
@@ -28,7 +25,6 @@ from tests import builders, lab
 from tests.engines import Engine
 
 PATIENCE_S = 10.0
-RTMGRP_IPV6_ROUTE = 0x400  # include/uapi/linux/rtnetlink.h
 UDP_SEGMENT = 103  # include/uapi/linux/udp.h
 PARTIAL = GroConfig(udp=True, delivered_checksums="partial")
 LARGEST = 12 + 22 + 65535
@@ -49,29 +45,10 @@ def set_up(
     namespace.mtu(device.name, mtu)
     namespace.up(device.name)
     for version in versions:
-        with usable(namespace, NEAR[version]):
-            namespace.address(device.name, f"{NEAR[version]}/{24 if version == 4 else 64}")
+        namespace.address(device.name, f"{NEAR[version]}/{24 if version == 4 else 64}")
         if device.kind == "tap":
             namespace.neighbour(device.name, FAR[version], builders.MAC_DESTINATION)
     return device
-
-
-@contextmanager
-def usable(namespace: lab.Namespace, address: str) -> Iterator[None]:
-    """Wait, when it is left, until the kernel takes packets to an address that it was given.
-
-    For IPv6 that is when a worker of the kernel has made the route to it.
-    """
-    if ":" not in address:
-        yield
-        return
-    wanted = ipaddress.ip_address(address).packed.hex() + " 80 "
-    with namespace, socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as bell:
-        bell.bind((0, RTMGRP_IPV6_ROUTE))
-        bell.settimeout(PATIENCE_S)
-        yield
-        while wanted not in Path("/proc/thread-self/net/ipv6_route").read_text("ascii"):
-            bell.recv(65536)
 
 
 def opened(
