@@ -5,8 +5,10 @@ from netstack_gro.records cimport HeadPointer, ParsedPointer, SlotPointer
 cimport cython
 
 
-@cython.locals(head=HeadPointer, slot=SlotPointer, tcp=cython.bint)
+@cython.locals(head=HeadPointer, slot=SlotPointer)
 cdef object merged(Delivery delivery, Batch batch, int index)
+
+cdef object virtio_of(Delivery delivery, HeadPointer head)
 
 @cython.locals(
     slot=SlotPointer, parsed=ParsedPointer, state=cython.int, reason=cython.int,

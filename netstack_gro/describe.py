@@ -12,14 +12,13 @@ from netstack_gro.facts import Facts
 from netstack_gro.verdicts import CloseReason, Verdict
 from netstack_gro.virtio import NEEDS_CSUM, GsoType, VirtioHeader
 
-_NO_HEADER = VirtioHeader()
+NO_HEADER = VirtioHeader()
 
 
 def merged(delivery: Delivery, batch: Batch, index: int) -> Facts:
     """The facts of a super-packet that begins at a slot of the batch."""
     slot = records.slot_at(batch._slots, index)
     head = records.head_at(delivery.heads, slot.head)
-    tcp = head.protocol == codes.TCP
     kind = GsoType(gso.kind_of(head.version, head.protocol))
     return Facts(
         length=head.header_length + head.payload,
@@ -40,15 +39,20 @@ def merged(delivery: Delivery, batch: Batch, index: int) -> Facts:
         network=head.network,
         ip_length=head.header_length - head.network + head.payload,
         header_length=head.header_length,
-        virtio=VirtioHeader(
-            NEEDS_CSUM if delivery.partial else 0,
-            int(kind),
-            head.header_length,
-            head.gso_size,
-            head.transport,
-            16 if tcp else 6,
-            link=delivery.link,
-        ),
+        virtio=virtio_of(delivery, head),
+    )
+
+
+def virtio_of(delivery: Delivery, head: records.Head) -> VirtioHeader:
+    """The virtio_net_hdr of a super-packet."""
+    return VirtioHeader(
+        NEEDS_CSUM if delivery.partial else 0,
+        gso.kind_of(head.version, head.protocol),
+        head.header_length,
+        head.gso_size,
+        head.transport,
+        16 if head.protocol == codes.TCP else 6,
+        link=delivery.link,
     )
 
 
@@ -70,7 +74,7 @@ def lone(delivery: Delivery, batch: Batch, index: int, completed: bool) -> Facts
     kind = GsoType.NONE
     segments = 1
     mode = IpIdMode.NONE
-    virtio = _NO_HEADER
+    virtio = NO_HEADER
     if slot.flags & records.AGGREGATED:
         segments = 0
         if header_length:

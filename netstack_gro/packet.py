@@ -183,6 +183,13 @@ class Packet:
         All zero for a packet with nothing left to do. A super-packet's hdr_len, csum_start and
         csum_offset are filled in whether or not its checksum is partial.
         """
+        delivery = self._delivery
+        if delivery is not None:
+            slot = records.slot_at(delivery.slots, self._index)
+            if slot.following >= 0:
+                return describe.virtio_of(delivery, records.head_at(delivery.heads, slot.head))
+            if not slot.flags and slot.checksum != codes.PARTIAL:
+                return describe.NO_HEADER  # as most packets have, without a look at them
         return self._describe().virtio
 
     def timestamps(self) -> tuple[int, ...]:
@@ -256,12 +263,19 @@ class Packet:
     @property
     def interface(self) -> int:
         """The interface it came from."""
-        return self._describe().interface
+        delivery = self._delivery
+        if delivery is None:
+            return self._facts.interface
+        return records.slot_at(delivery.slots, self._index).interface
 
     @property
     def vlan(self) -> int | None:
         """The TCI of a VLAN tag that is not in the packet."""
-        return self._describe().vlan
+        delivery = self._delivery
+        if delivery is None:
+            return self._facts.vlan
+        tag: int = records.slot_at(delivery.slots, self._index).vlan
+        return tag & 0xFFFF if tag else None
 
     @property
     def vlan_tpid(self) -> int:
@@ -271,7 +285,10 @@ class Packet:
     @property
     def link(self) -> Link:
         """The link layer its bytes begin with."""
-        return self._describe().link
+        delivery = self._delivery
+        if delivery is None:
+            return self._facts.link
+        return delivery.link
 
     @property
     def wire_length(self) -> int:
