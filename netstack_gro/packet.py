@@ -186,7 +186,7 @@ class Packet:
         delivery = self._delivery
         if delivery is not None:
             slot = records.slot_at(delivery.slots, self._index)
-            if slot.following >= 0:
+            if slot.head >= 0 and slot.following >= 0:
                 return describe.virtio_of(delivery, records.head_at(delivery.heads, slot.head))
             if not slot.flags and slot.checksum != codes.PARTIAL:
                 return describe.NO_HEADER  # as most packets have, without a look at them

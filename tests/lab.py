@@ -375,7 +375,8 @@ class Lab:
 
     def __init__(self) -> None:
         self._namespaces = ExitStack()
-        self._running = ExitStack()
+        self._threads: list[Background[Any]] = []
+        self._children: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -386,8 +387,11 @@ class Lab:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._namespaces:
-            self._running.close()
+        with self._namespaces, ExitStack() as ending:
+            for background in self._threads:
+                ending.callback(background.finish)
+            for child in self._children:
+                ending.callback(_end, child)
 
     def namespace(self, *, ipv6: bool = True) -> Namespace:
         """A new one, with only lo, which is up. Without ``ipv6`` its devices say nothing."""
@@ -432,8 +436,15 @@ class Lab:
                 [sys.executable, "-m", module, *map(str, arguments)],
                 **{"cwd": ROOT, "stdin": subprocess.DEVNULL, "text": True, **options},
             )
-        self._running.callback(_end, child)
+        self._children.append(child)
         return child
+
+    def end(self, child: subprocess.Popen[str]) -> int:
+        """Wait for a process to end by itself, and forget it; its exit status."""
+        status = child.wait(PATIENCE_S)
+        self._children.remove(child)
+        _end(child)
+        return status
 
     def thread(
         self, namespace: Namespace, function: Callable[..., T], *arguments: Any, **keywords: Any
@@ -441,7 +452,7 @@ class Lab:
         """Run a function in a thread inside a namespace, waited for when the lab is left."""
         with namespace:
             background = Background(function, *arguments, **keywords)
-        self._running.callback(background.finish)
+        self._threads.append(background)
         return background
 
 

@@ -16,6 +16,8 @@ import struct
 import sys
 import threading
 import time
+from array import array
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,12 +72,12 @@ class Memory:
     """Samples how much memory this process occupies (VmRSS), in a thread, until `stop`."""
 
     def __init__(self) -> None:
-        self.samples: list[int] = []
+        self.samples = array("Q")  # 8 bytes each: what measures growth should not grow itself
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def stop(self) -> list[int]:
+    def stop(self) -> Sequence[int]:
         self._stopped.set()
         self._thread.join()
         return self.samples
@@ -87,7 +89,7 @@ class Memory:
             self.samples.append(int(pages) * page)
 
 
-def judge_memory(report: Report, samples: list[int]) -> None:
+def judge_memory(report: Report, samples: Sequence[int]) -> None:
     """Flat after the first second, and flatter in the second half than in the first.
 
     samples: bytes, one for every `SAMPLE_S`.

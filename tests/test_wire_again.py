@@ -31,6 +31,7 @@ ETH_P_ALL = 0x0003  # include/uapi/linux/if_ether.h
 SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h
 KINDS = [(version, protocol) for version in (4, 6) for protocol in (builders.TCP, builders.UDP)]
 TIMESTAMPS = bytes((1, 1, 8, 10)) + bytes(8)  # RFC 7323 appendix A
+SOME_FLAGS = (builders.PSH, builders.ECE, builders.CWR, builders.AE, builders.URG)
 
 Wire = dict[int, list[bytes]]
 """Packets by the source port of their flow, in order."""
@@ -72,10 +73,10 @@ class Router:
     def writer(self, **options: Any) -> Any:
         return self._engine.module("hooks.tun").TunWriter(self.device, **options)
 
-    def carry(self, writer: Any, packets: Sequence[bytes]) -> Wire:
+    def carry(self, writer: Any, packets: Sequence[bytes], checksums: str = "partial") -> Wire:
         """Have packets merged and written as one batch, and collect what is on the wire."""
         config = self._engine.GroConfig(
-            udp=True, delivered_checksums="partial", capacity=len(packets)
+            udp=True, delivered_checksums=checksums, capacity=len(packets)
         )
         with self._engine.GroDispatcher(writer, config) as gro:
             gro.dispatch(packets)
@@ -144,9 +145,10 @@ def router(engine: Engine) -> Iterator[Router]:
         yield made
 
 
+@pytest.mark.parametrize("checksums", ["partial", "complete"])
 @pytest.mark.parametrize(("version", "protocol"), KINDS)
 def test_super_packets_that_are_routed_are_the_original_wire_packets_again(
-    router: Router, version: int, protocol: int
+    router: Router, version: int, protocol: int, checksums: str
 ) -> None:
     generator = random.Random(version * protocol)
     headers = (20 if version == 4 else 40) + (20 if protocol == builders.TCP else 8)
@@ -167,9 +169,12 @@ def test_super_packets_that_are_routed_are_the_original_wire_packets_again(
             size = generator.choice((1, 100, generator.randint(1, room), room))
             count = generator.randint(1, 60)
             tail = generator.choice((size, generator.randint(1, size)))
-            flows.append(flow(version, protocol, port, size, count, tail=tail, **options))
+            made = flow(version, protocol, port, size, count, tail=tail, **options)
+            for packet in generator.sample(made, len(made) // 10) if "seq" in made[0] else ():
+                packet["flags"] |= generator.choice(SOME_FLAGS)
+            flows.append(made)
         sent = list(built(version, protocol, flows, ttl=64))
-        received = router.carry(writer, sent)
+        received = router.carry(writer, sent, checksums)
         assert received == by_flow(built(version, protocol, flows, ttl=63))
     stats = writer.stats
     assert stats.super_packets > 20

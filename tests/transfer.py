@@ -122,7 +122,7 @@ def run(
     sent = _answer(client, until)
     received = _answer(server, until)
     for child in (client, server):
-        if child.wait(timeout):
+        if net.end(child):
             raise ChildProcessError(f"{child.args!r} ended with {child.returncode}")
     return Transfer(
         sent=sent["bytes"],
