@@ -98,7 +98,7 @@ test-all: ## the suite on every CPython from 3.11 on that is found here
 
 test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSanitizer and UBSan
 	@rm -rf $(ASAN) && mkdir -p $(ASAN)
-	@cp -a netstack_gro dispatchers tests pyproject.toml setup.py MANIFEST.in *.md LICENSE $(ASAN)
+	@cp -a netstack_gro dispatchers tests examples benchmarks pyproject.toml setup.py MANIFEST.in *.md LICENSE $(ASAN)
 	@rm -f $(ASAN)/netstack_gro/*.so $(ASAN)/dispatchers/*.so
 	@ln -s $(CURDIR)/pcaps $(ASAN)/pcaps
 	@ln -sfn $(CURDIR)/../shared build/shared
@@ -111,7 +111,8 @@ test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSani
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 	  PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 NETSTACK_GRO_TEST_PACKETS=16000 \
-	  $(abspath $(PY)) -m pytest --capture=sys --engine=compiled -m "not packaging and not engineless" \
+	  $(abspath $(PY)) -m pytest --capture=sys --engine=compiled \
+	    -m "not packaging and not engineless and not (live and slow)" --ignore=tests/test_soak.py \
 	    --ignore=tests/test_bounds.py --ignore=tests/test_hash_flood.py --ignore=tests/test_memory.py \
 	    --ignore=tests/test_kernel_oracle.py --ignore=tests/test_shared_captures.py $(ARGS)
 
