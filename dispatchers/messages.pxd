@@ -8,7 +8,7 @@ cimport cython
 cdef int SOL_SOCKET, SOL_PACKET, PACKET_AUXDATA, AUXDATA, SCM_TIMESTAMPNS
 cdef unsigned int TP_STATUS_CSUMNOTREADY, TP_STATUS_VLAN_VALID, TP_STATUS_VLAN_TPID_VALID
 cdef unsigned int TP_STATUS_CSUM_VALID, TP_STATUS_GSO_TCP, ETH_P_8021Q
-cdef int MSG_DONTWAIT, MSG_TRUNC, AGAIN
+cdef int MSG_DONTWAIT, MSG_TRUNC, AGAIN, INTERRUPTED
 cdef long long SECOND
 
 
@@ -50,7 +50,7 @@ cdef class PacketMessages:
     @cython.locals(
         messages=MessageVector, base=native.ConstPointer, slot=SlotPointer, count=cython.int,
         index=cython.int, entry=cython.Py_ssize_t, length=cython.Py_ssize_t, at=cython.Py_ssize_t,
-        got=cython.Py_ssize_t, used=cython.Py_ssize_t
+        got=cython.Py_ssize_t, used=cython.Py_ssize_t, empty=cython.int
     )
     cdef int _fill(self, int descriptor, Batch batch) noexcept
     @cython.locals(

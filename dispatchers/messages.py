@@ -31,6 +31,7 @@ ETH_P_8021Q = 0x8100
 MSG_DONTWAIT = 0x40  # include/linux/socket.h
 MSG_TRUNC = 0x20
 AGAIN = 11  # EAGAIN, include/uapi/asm-generic/errno-base.h
+INTERRUPTED = 4  # EINTR
 SECOND = 1_000_000_000
 
 
@@ -215,13 +216,15 @@ class PacketMessages:
         messages = self._messages
         count = messages._receive(descriptor, MSG_TRUNC)  # which has the true length told
         if count < 0:
-            return 0 if count == -AGAIN else -count
+            return 0 if count == -AGAIN or count == -INTERRUPTED else -count
         base = batch._base
+        empty = 0
         for index in range(count):
             entry = index * native.MMSGHDR
             length = native.u32(messages._vector, entry + native.MSG_LEN)
             if not length and self._ends:
-                return -1
+                empty += 1
+                continue
             if length < self._vnet:
                 self._runts += 1
                 continue
@@ -240,7 +243,7 @@ class PacketMessages:
             used = native.size(messages._vector, entry + native.MSG_CONTROLLEN)
             if used:
                 self._read_controls(slot, index * messages._control_size, used)
-        return 0
+        return -1 if empty and empty == count else 0
 
     def _read_controls(self, slot: records.Slot, at: int, used: int) -> int:
         """Give a slot what the control messages of its packet say."""

@@ -5,7 +5,7 @@ from netstack_gro.records cimport SlotPointer
 from netstack_gro.wire cimport byte
 cimport cython
 
-cdef int AGAIN
+cdef int AGAIN, INTERRUPTED
 
 
 @cython.final

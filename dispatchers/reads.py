@@ -7,6 +7,7 @@ from netstack_gro.dispatchers import frames, native
 __all__ = ["Reads"]
 
 AGAIN = 11  # EAGAIN, include/uapi/asm-generic/errno-base.h
+INTERRUPTED = 4  # EINTR
 
 
 class Reads:
@@ -80,7 +81,7 @@ class Reads:
         failure = -self._lengths[done]
         if failure == 0:
             return -1
-        return 0 if failure == AGAIN else failure
+        return 0 if failure == AGAIN or failure == INTERRUPTED else failure
 
 
 records.seal(Reads, ("_capacity", "_runts", "_stride", "_truncated", "_vnet"), ())

@@ -104,7 +104,8 @@ class SlabDispatcher(LiveDispatcher):
         """Read into the slab of ``batch`` from now on."""
 
     def _receive(self) -> int:
-        if not self._waiting:
+        # A batch that is not empty was read, and its delivery never began: a signal came between.
+        if not self._waiting and not len(self._batch):
             self._read()
         count = len(self._batch)
         if count:
@@ -116,8 +117,8 @@ class SlabDispatcher(LiveDispatcher):
 
     def _read(self) -> None:
         """Read a batch, unless a failure is still to be told."""
-        if self._batch.recycle():
-            self._aim(self._batch)
+        self._batch.recycle()
+        self._aim(self._batch)  # also the same slab may have come back at another address
         if not self._failure:
             self._failure = self._fill(self._batch)
 

@@ -29,11 +29,12 @@ class SlabPool:
     another had to take the place of the one in use.
     """
 
-    __slots__ = ("_aside", "current", "limit", "replaced")
+    __slots__ = ("_aside", "current", "limit", "replaced", "size")
 
     def __init__(self, first: bytearray, limit: int) -> None:
         self.current: bytearray = first
         self.limit: int = limit
+        self.size: int = len(first)
         self.replaced: int = 0
         self._aside: list[bytearray] = []
 
@@ -43,10 +44,14 @@ class SlabPool:
         The caller has released its own view. Raises PinnedError where all ``limit`` are pinned;
         the slab in use stays in use then.
         """
+        if len(self.current) != self.size:  # a signal came in the middle of `is_pinned`
+            self.current = bytearray(self.size)
+            self.replaced += 1
+            return self.current
         if not is_pinned(self.current):
             return self.current
         # What a view of a slab exposes (memoryview.obj) may have been resized when it was gone.
-        self._aside = [slab for slab in self._aside if len(slab) == len(self.current)]
+        self._aside = [slab for slab in self._aside if len(slab) == self.size]
         for position, slab in enumerate(self._aside):
             if not is_pinned(slab):
                 self._aside[position], self.current = self.current, slab
@@ -54,10 +59,10 @@ class SlabPool:
                 return slab
         if len(self._aside) + 1 >= self.limit:
             raise PinnedError(
-                f"views kept by the hook pin all {self.limit} slabs of {len(self.current)} bytes; "
+                f"views kept by the hook pin all {self.limit} slabs of {self.size} bytes; "
                 "use Packet.detach() to keep bytes, or raise max_slabs"
             )
         self._aside.append(self.current)
-        self.current = bytearray(len(self.current))
+        self.current = bytearray(self.size)
         self.replaced += 1
         return self.current

@@ -308,3 +308,44 @@ def test_a_packet_socket_says_itself_what_is_in_front_of_its_packets(engine: Eng
             engine.module("dispatchers.recvmmsg").RecvMmsgDispatcher(
                 source, lambda packets: None, vnet_size=10
             )
+
+
+def test_an_empty_message_of_a_connection_hides_nothing_behind_it(engine: Engine) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hook = Hook()
+    module = engine.module("dispatchers.recvmmsg")
+    with theirs, module.RecvMmsgDispatcher(ours, hook) as dispatcher:
+        for message in (b"before", b"", b"behind"):
+            theirs.send(message)
+        assert dispatcher.dispatch_once() == 2
+        assert not dispatcher.exhausted
+    assert [given.data for given in hook.given] == [b"before", b"behind"]
+
+
+def test_packets_that_were_read_when_a_signal_came_are_delivered_by_the_next_call(
+    engine: Engine,
+) -> None:
+    """A handler that raises runs as soon as the read returns, before anything was dispatched."""
+    module = engine.module("dispatchers.recvmmsg")
+
+    class Interrupted(module.RecvMmsgDispatcher):  # type: ignore[name-defined,misc]
+        __slots__ = ("interrupt",)
+
+        def _fill(self, batch: Any) -> int:
+            failure: int = super()._fill(batch)
+            if self.interrupt:
+                self.interrupt = False
+                raise KeyboardInterrupt
+            return failure
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    hook = Hook()
+    with theirs, Interrupted(ours, hook) as dispatcher:
+        dispatcher.interrupt = True
+        theirs.send(b"read")
+        with pytest.raises(KeyboardInterrupt):
+            dispatcher.dispatch_once(0)
+        theirs.send(b"later")
+        assert dispatcher.dispatch_once(0) == 1
+        assert dispatcher.dispatch_once(0) == 1
+    assert [given.data for given in hook.given] == [b"read", b"later"]

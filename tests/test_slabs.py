@@ -86,3 +86,10 @@ def test_a_pinned_error_is_a_buffer_error_that_says_what_to_do() -> None:
     with pytest.raises(PinnedError, match="detach"):
         pool.renew()
     view.release()
+
+
+def test_a_slab_that_an_interruption_left_shorter_is_replaced() -> None:
+    pool = SlabPool(bytearray(64), limit=4)
+    pool.current.pop()
+    assert len(pool.renew()) == 64
+    assert pool.replaced == 1
