@@ -35,15 +35,17 @@ async def serve(source: LiveSource, *, batches: int = BATCHES_PER_TURN) -> int:
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     count = 0
+    raised: BaseException | None = None
 
     def turn() -> None:
-        nonlocal count
+        nonlocal count, raised
         if ended.done():
             return
         try:
             taken, over = source.turn(batches)
-        except Exception as error:  # noqa: BLE001 - whoever awaits gets it
-            ended.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - whoever awaits gets it
+            raised = error  # a future does not take every kind of exception
+            ended.set_result(None)
         else:
             count += taken
             if over:
@@ -59,4 +61,6 @@ async def serve(source: LiveSource, *, batches: int = BATCHES_PER_TURN) -> int:
             # Before anybody closes them: a number that is used again would still be watched.
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
+    if raised is not None:
+        raise raised
     return count

@@ -192,3 +192,22 @@ def test_fewer_than_one_batch_a_turn_is_refused(engine: Engine) -> None:
         pytest.raises(ConfigError, match="batches"),
     ):
         run(serve(dispatcher, batches=0))
+
+
+@pytest.mark.parametrize("kind", [StopIteration, asyncio.CancelledError, GeneratorExit])
+def test_what_no_future_takes_propagates_as_well(engine: Engine, kind: type) -> None:
+    serve = engine.module("dispatchers.aio").serve
+    seen: list[int] = []
+
+    def hook(packets: list[Any]) -> None:
+        seen.append(len(packets))
+        raise kind("mine")
+
+    async def talk(dispatcher: Any) -> None:
+        with pytest.raises((kind, RuntimeError)):  # a coroutine turns StopIteration into the latter
+            await serve(dispatcher)
+
+    with pair(engine, hook) as (dispatcher, peer):
+        peer.send(segment(0))
+        run(talk(dispatcher))
+    assert seen == [1]
