@@ -30,6 +30,7 @@ VLAN_TCI = 32
 VLAN_TPID = 36
 
 STATUS_KERNEL = 0  # TP_STATUS_*
+GSO_TCP = 0x100  # since 5.19
 STATUS_USER = 1
 CSUM_NOT_READY = 1 << 3
 VLAN_VALID = 1 << 4
@@ -146,7 +147,7 @@ class BlockReader:
             slot.checksum = codes.VERIFIED
         if not self._vnet:
             header = native.u16(base, at + NET) - native.u16(base, at + MAC)
-            if length - header > self._mtu:
+            if length - header > self._mtu or status & GSO_TCP:
                 slot.flags |= records.AGGREGATED
         return 0
 

@@ -88,11 +88,14 @@ def is_gone(descriptor: int) -> bool:
     """
     link = array("B", struct.pack("=II", ETHTOOL_GLINK, 0))
     request = struct.pack(f"@{_IFNAMSIZ}sP", b"lo", link.buffer_info()[0]).ljust(_IFREQ, b"\0")
-    with borrowed_socket(descriptor) as borrowed:
-        # Answered under the lock that a deletion holds to its end; the answer is of no interest.
-        with contextlib.suppress(OSError):
-            fcntl.ioctl(descriptor, SIOCETHTOOL, request)
-        name: str = borrowed.getsockname()[0]
+    try:
+        with borrowed_socket(descriptor) as borrowed:
+            # Answered under the lock that a deletion holds to its end; what, is of no interest.
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(descriptor, SIOCETHTOOL, request)
+            name: str = borrowed.getsockname()[0]
+    except OSError:  # closed by others, which whoever waits for it is told
+        return False
     return not name  # the socket's index is -1 then, which has no name
 
 

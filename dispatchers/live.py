@@ -202,7 +202,7 @@ class LiveSource(Source):
                 self._look(0)
                 return 0
             # poll(2) takes whole milliseconds of 31 bits; rounded down it would return too early.
-            ready = self._look(None if left is None else min(math.ceil(left * 1000), 2**31 - 1))
+            ready = self._look(None if left is None else math.ceil(min(left * 1000, 2**31 - 1)))
             if until is not None:
                 left = max(0.0, until - time.monotonic())
                 if left == 0 and not ready:

@@ -9,6 +9,7 @@ request-response traffic should use. The ring is for traffic that fills blocks.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -20,6 +21,7 @@ from netstack_gro.batch import Batch
 from netstack_gro.config import GroConfig
 from netstack_gro.dispatchers import blocks as hot
 from netstack_gro.dispatchers.base import DispatcherStats
+from netstack_gro.dispatchers.interfaces import is_gone
 from netstack_gro.dispatchers.live import LiveDispatcher, require_linux
 from netstack_gro.dispatchers.packet_socket import (
     SOL_PACKET,
@@ -110,6 +112,7 @@ class PacketRingDispatcher(LiveDispatcher):
     __slots__ = (
         "_batch",
         "_blocks",
+        "_down",
         "_gro",
         "_held",
         "_memory",
@@ -183,6 +186,7 @@ class PacketRingDispatcher(LiveDispatcher):
             self._replaced = 0
             self._taken = 0
             self._held = False
+            self._down = True
             self._waiting = False
             super().__init__(opened.fileno(), opened.name)
             opened.detach()
@@ -213,7 +217,11 @@ class PacketRingDispatcher(LiveDispatcher):
         batch = self._batch
         if not self._waiting:
             if not reader.left and not self._open_block():
+                # Of an interface that is down, the kernel does not say that it was deleted.
+                if self._down and is_gone(self._descriptor):
+                    self._fail(errno.ENETDOWN)
                 return 0
+            self._down = False
             reader.fill(batch)
         count = len(batch)
         self._waiting = False
@@ -277,6 +285,7 @@ class PacketRingDispatcher(LiveDispatcher):
         self._held = False
 
     def _fail(self, number: int) -> NoReturn:
+        self._down = self._down or number == errno.ENETDOWN
         raise self._socket.failure(self._descriptor, number)
 
     def _release_more(self) -> None:

@@ -29,7 +29,9 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 
 from netstack_gro.dispatchers.addresses import Address
 from netstack_gro.dispatchers.live import LiveSource
@@ -160,10 +162,15 @@ class UdpDispatcher(LiveSource):
         within("budget", budget, 1, 2**31 - 1)
         within("receive_buffer", receive_buffer, 1, 2**30)
         within("max_slabs", max_slabs, 1, 65536)
+        if not callable(hook):
+            raise TypeError(f"hook: a callable is required, not {type(hook).__name__!r}")
+        if iscoroutinefunction(hook):
+            raise TypeError("hook: a coroutine function would never run; give a plain callable")
         opened = adopted(source, reuse_port=reuse_port)
+        before: Settings | None = None
         try:
             name = socket_name(opened)
-            self._before = Settings(opened)
+            before = self._before = Settings(opened)
             options = prepare(
                 opened,
                 gro=gro,
@@ -181,6 +188,8 @@ class UdpDispatcher(LiveSource):
             self._lock = threading.RLock()
             super().__init__(opened.fileno(), name)
         except BaseException:
+            if before is not None:
+                before.put_back(opened)
             opened.close()
             raise
         opened.detach()
@@ -281,10 +290,13 @@ class UdpDispatcher(LiveSource):
         if self._lock.acquire(blocking=False):
             try:
                 if not self._let:
-                    with borrowed(self._descriptor) as opened:
+                    with (
+                        suppress(OSError),
+                        borrowed(self._descriptor) as opened,
+                    ):  # closed by others
                         total = dropped(opened)
-                    if total is not None:
-                        self._reader.saw_drops(total)
+                        if total is not None:
+                            self._reader.saw_drops(total)
             finally:
                 self._lock.release()
 
@@ -292,5 +304,5 @@ class UdpDispatcher(LiveSource):
         with self._lock:
             self._count_drops()
             self._let = True
-        with borrowed(self._descriptor) as opened:
+        with suppress(OSError), borrowed(self._descriptor) as opened:  # closed by others
             self._before.put_back(opened)

@@ -347,3 +347,16 @@ def test_an_event_loop_serves_it(engine: Engine, idle: tuple[Any, Received]) -> 
 
     assert asyncio.run(main()) == 20
     assert received.datagrams == sent
+
+
+def test_a_hook_that_could_not_be_called_is_refused(engine: Engine) -> None:
+    async def coroutine(trains: list[Any]) -> None: ...
+
+    make = engine.module("dispatchers.udp").UdpDispatcher
+    for hook, text in (
+        (None, "a callable"),
+        (7, "a callable"),
+        (coroutine, "a coroutine function"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            make(("127.0.0.1", 0), hook)

@@ -259,8 +259,10 @@ class UdpTrainSender:
 
         No bytes are one empty datagram.
         """
-        within("segment_size", segment_size, 1, 1 << 30)
-        job = Job(memoryview(data), segment_size, self._aimed(address, ecn, packet_info))
+        view = memoryview(data)
+        # An empty train, as it was received, has a segment size of 0.
+        within("segment_size", segment_size, 1 if view.nbytes else 0, 1 << 30)
+        job = Job(view, segment_size or 1, self._aimed(address, ecn, packet_info))
         return self._delivery.run(iter((job,)))
 
     def __call__(self, items: Iterable[Item], /) -> None:
