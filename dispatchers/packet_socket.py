@@ -196,16 +196,16 @@ class PacketSocket:
         receive_buffer: int,
     ) -> None:
         self._socket = opened
-        self.name = interface.name
-        self.index = interface.index
-        self.hardware = interface.hardware
-        self.mtu = interface.mtu
+        self.name: str = interface.name
+        self.index: int = interface.index
+        self.hardware: int = interface.hardware
+        self.mtu: int = interface.mtu
         self.link: PacketLink = link
-        self.vnet_size = vnet_size
-        self.auxdata = auxdata
-        self.timestamps = timestamps
-        self.receive_buffer = receive_buffer
-        self.counters = PacketCounters()
+        self.vnet_size: int = vnet_size
+        self.auxdata: bool = auxdata
+        self.timestamps: bool = timestamps
+        self.receive_buffer: int = receive_buffer
+        self.counters: PacketCounters = PacketCounters()
 
     def fileno(self) -> int:
         """The descriptor. Raises EngineStateError when it was detached or closed."""
