@@ -379,7 +379,7 @@ class TunWriter:
         if why == errno.EAGAIN:
             room = select.poll()
             room.register(descriptor, select.POLLOUT)
-            room.poll(math.ceil(left * 1000))
+            room.poll(math.ceil(min(left * 1000, 2**31 - 1)))
         else:
             time.sleep(min(left, _PAUSE_S))
         return True

@@ -369,7 +369,7 @@ class Delivery:
         if why == errno.EAGAIN:
             room = select.poll()
             room.register(self.opened, select.POLLOUT)
-            room.poll(math.ceil(left * 1000))
+            room.poll(math.ceil(min(left * 1000, 2**31 - 1)))
         else:
             time.sleep(min(left, _PAUSE_S))
         return True

@@ -32,7 +32,8 @@ def advice(name: str) -> str:
     python = os.path.realpath(sys.executable or "python3")
     return (
         "run it as root, or give the interpreter the right, which every script it runs then has: "
-        f"setcap {name.lower()}+ep {python}"
+        f"setcap {name.lower()}+ep {python} (it replaces what was set: name several at once, "
+        "with a comma between)"
     )
 
 
