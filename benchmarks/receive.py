@@ -40,7 +40,6 @@ PORT = 4433
 
 Round = Callable[[], int]
 """Reads all that waits; how many datagrams there were."""
-Case = Callable[[], Iterator[tuple[Callable[[], object], Round]]]
 
 
 class Network:

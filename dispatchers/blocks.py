@@ -30,12 +30,12 @@ VLAN_TCI = 32
 VLAN_TPID = 36
 
 STATUS_KERNEL = 0  # TP_STATUS_*
-GSO_TCP = 0x100  # since 5.19
 STATUS_USER = 1
 CSUM_NOT_READY = 1 << 3
 VLAN_VALID = 1 << 4
 VLAN_TPID_VALID = 1 << 6
 CSUM_VALID = 1 << 7
+GSO_TCP = 1 << 8  # since 6.3
 
 DOT1Q = 0x8100  # ETH_P_8021Q, include/uapi/linux/if_ether.h
 SECOND_NS = 1_000_000_000

@@ -13,7 +13,7 @@ from typing import IO
 
 from netstack_gro.batch import Batch
 from netstack_gro.capture import CaptureReader, Record, link_name, open_capture
-from netstack_gro.config import MAX_CAPACITY, MAX_PACKET, ChecksumState, GroConfig
+from netstack_gro.config import MAX_CAPACITY, MAX_PACKET, ChecksumState, GroConfig, within
 from netstack_gro.dispatchers.base import Dispatcher, DispatcherStats
 from netstack_gro.dispatchers.offloads import (
     MssTable,
@@ -197,11 +197,13 @@ class CaptureDispatcher(Dispatcher):
         if batch is not None and window_ns is not None:
             raise ConfigError("window_ns", "a batch is either a number of packets or a window")
         if window_ns is None:
-            self._batch = _within("batch", DEFAULT_BATCH if batch is None else batch, MAX_CAPACITY)
+            self._batch = within(
+                "batch", DEFAULT_BATCH if batch is None else batch, 1, MAX_CAPACITY
+            )
         else:
             self._batch = 0
-        self._window = 0 if window_ns is None else _within("window_ns", window_ns, 2**63 - 1)
-        self._mtu = None if mtu is None else _within("mtu", mtu, 65535, MIN_MTU)
+        self._window = 0 if window_ns is None else within("window_ns", window_ns, 1, 2**63 - 1)
+        self._mtu = None if mtu is None else within("mtu", mtu, MIN_MTU, 65535)
         config = GroConfig() if config is None else config
         self._config = replace(config, capacity=self._batch) if self._batch else config
         self._hook = hook
@@ -469,12 +471,3 @@ class CaptureDispatcher(Dispatcher):
             lane.memory.clear()
             if lane.kept is not None:
                 lane.kept.clear()
-
-
-def _within(name: str, value: object, high: int, low: int = 1) -> int:
-    """A parameter, checked; ConfigError names it."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(name, f"{value!r} is not an integer")
-    if not low <= value <= high:
-        raise ConfigError(name, f"{value} is not within {low} to {high}")
-    return value

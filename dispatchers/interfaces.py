@@ -73,8 +73,11 @@ def interface_index(asking: socket.socket, name: str) -> int:
 
 @contextlib.contextmanager
 def borrowed_socket(descriptor: int) -> Iterator[socket.socket]:
-    """A socket object for a packet socket's descriptor, which stays its owner's."""
-    borrowed = socket.socket(AF_PACKET, socket.SOCK_RAW, 0, fileno=descriptor)
+    """A socket object for a socket's descriptor, which stays its owner's.
+
+    Raises OSError for what is no socket, or is not open.
+    """
+    borrowed = socket.socket(fileno=descriptor)
     try:
         yield borrowed
     finally:

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from netstack_gro.dispatchers.base import Dispatcher, Source
+from netstack_gro.dispatchers.interfaces import borrowed_socket
 from netstack_gro.errors import (
     DeviceError,
     DeviceGoneError,
@@ -280,8 +281,7 @@ class LiveDispatcher(LiveSource, Dispatcher):
 def _pending_error(descriptor: int) -> int:
     """The error that a socket holds, which this takes; 0 for none, and for what is no socket."""
     try:
-        held = socket.socket(fileno=os.dup(descriptor))
+        with borrowed_socket(descriptor) as borrowed:
+            return borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     except OSError:
         return 0
-    with held:
-        return held.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -21,13 +21,14 @@ cdef class MessageVector:
     cdef byte *_names
     cdef int _count
     cdef int _used
+    cdef Py_ssize_t _start
     cdef Py_ssize_t _stride
     cdef Py_ssize_t _control_size
     cdef Py_ssize_t _name_size
 
     @cython.locals(entry=cython.Py_ssize_t, iovec=cython.Py_ssize_t)
     cdef int _lay_out(self, Py_ssize_t index) noexcept
-    @cython.locals(index=cython.Py_ssize_t)
+    @cython.locals(index=cython.Py_ssize_t, start=cython.Py_ssize_t)
     cdef int _aim(self, byte *base) noexcept
     @cython.locals(index=cython.int, entry=cython.Py_ssize_t, count=cython.int)
     cdef int _receive(self, int descriptor, int flags) noexcept

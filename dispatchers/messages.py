@@ -26,7 +26,7 @@ TP_STATUS_CSUMNOTREADY = 0x08
 TP_STATUS_VLAN_VALID = 0x10
 TP_STATUS_VLAN_TPID_VALID = 0x40
 TP_STATUS_CSUM_VALID = 0x80
-TP_STATUS_GSO_TCP = 0x100  # since 5.19
+TP_STATUS_GSO_TCP = 0x100  # since 6.3
 ETH_P_8021Q = 0x8100
 MSG_DONTWAIT = 0x40  # include/linux/socket.h
 MSG_TRUNC = 0x20
@@ -50,6 +50,7 @@ class MessageVector:
         "_memory",
         "_name_size",
         "_names",
+        "_start",
         "_stride",
         "_used",
         "_vector",
@@ -62,6 +63,7 @@ class MessageVector:
     _memory: list[bytearray]
     _name_size: int
     _names: native.Memory
+    _start: int
     _stride: int
     _used: int
     _vector: native.Memory
@@ -89,6 +91,7 @@ class MessageVector:
         for index in range(count):
             self._lay_out(index)
         self._used = count
+        self._start = 0
 
     def _lay_out(self, index: int) -> int:
         """Point a message at its iovec, control buffer and name."""
@@ -107,6 +110,10 @@ class MessageVector:
 
     def _aim(self, base: native.Memory) -> int:
         """Have the messages received into the memory at ``base``, of ``count * stride`` bytes."""
+        start = native.address(base, 0)
+        if start == self._start:
+            return 0
+        self._start = start
         for index in range(self._count):
             native.put_size(
                 self._iovecs,
@@ -129,13 +136,15 @@ class MessageVector:
 
 
 class PacketMessages:
-    """PacketMessages(capacity, stride, vnet_size, trust): packets received by recvmmsg(2).
+    """PacketMessages(capacity, stride, vnet_size, ...): packets received by recvmmsg(2).
 
     capacity: packets in one call, at most. stride: bytes from one packet's place in the slab to
     the next's. vnet_size: bytes of the virtio_net_hdr in front of each packet, 0, 10 or 12.
     trust: whether that header is believed; otherwise it is taken off and not looked at.
-    largest: bytes of the largest frame that is one packet, where there is no such header to tell;
-    0: any.
+    control_size: bytes of the control messages that come with a packet. largest: bytes of the
+    largest frame that is one packet, where there is no such header to tell; 0: any. interface: the
+    number to give every packet. ends: whether an empty message is no packet: a connection's end,
+    where nothing else comes.
     """
 
     __slots__ = (
@@ -285,7 +294,9 @@ class PacketMessages:
         return 0
 
 
-records.seal(MessageVector, ("_control_size", "_count", "_name_size", "_stride", "_used"), ())
+records.seal(
+    MessageVector, ("_control_size", "_count", "_name_size", "_start", "_stride", "_used"), ()
+)
 records.seal(
     PacketMessages,
     ("_capacity", "_interface", "_largest", "_runts", "_stride", "_truncated", "_vnet"),

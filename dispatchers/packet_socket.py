@@ -29,7 +29,14 @@ from netstack_gro.errors import (
     device_error,
 )
 
-__all__ = ["FanoutGroup", "PacketCounters", "PacketLink", "PacketSocket", "open_packet_socket"]
+__all__ = [
+    "LINKS",
+    "FanoutGroup",
+    "PacketCounters",
+    "PacketLink",
+    "PacketSocket",
+    "open_packet_socket",
+]
 
 PacketLink = Literal["ethernet", "ip"]
 
@@ -59,7 +66,7 @@ SO_RCVBUFFORCE = 33
 SO_TIMESTAMPNS = 35
 
 # Which link layer a raw socket's frames begin with, by ARPHRD_* of include/uapi/linux/if_arp.h.
-_LINKS: dict[int, PacketLink] = {
+LINKS: dict[int, PacketLink] = {
     1: "ethernet",  # ETHER: also veth, bridge, bond, VLAN, TAP
     772: "ethernet",  # LOOPBACK: addresses of zeros, but there
     512: "ip",  # PPP: the protocol is taken off before
@@ -294,7 +301,7 @@ def open_packet_socket(
     group = FanoutGroup(fanout) if isinstance(fanout, int) else fanout
     found = Interface.find(interface)
     name = found.name
-    native = _LINKS.get(found.hardware)
+    native = LINKS.get(found.hardware)
     if native is None and link != "ip":
         raise UnsupportedError(
             name,

@@ -56,7 +56,7 @@ class RecvMmsgDispatcher(SlabDispatcher):
     delivers a lone packet as soon as it has come.
     """
 
-    __slots__ = ("_ended", "_messages", "_refused", "_silent", "_socket")
+    __slots__ = ("_down", "_ended", "_messages", "_refused", "_socket")
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class RecvMmsgDispatcher(SlabDispatcher):
             source = open_packet_socket(source)
         self._ended = False
         self._refused = 0
-        self._silent = True
+        self._down = True  # for all that is known
         self._socket = source if isinstance(source, PacketSocket) else None
         descriptor = -1
         try:
@@ -146,10 +146,10 @@ class RecvMmsgDispatcher(SlabDispatcher):
         A socket is told when its interface goes down, but no more of one that is down.
         """
         if len(batch):
-            self._silent = False
+            self._down = False
         elif failure:
-            self._silent = True
-        elif self._silent and self._socket is not None and is_gone(self._descriptor):
+            self._down = True
+        elif self._down and self._socket is not None and is_gone(self._descriptor):
             return errno.ENODEV
         return failure
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from netstack_gro.batch import Batch
-from netstack_gro.config import GroConfig
+from netstack_gro.config import GroConfig, within
 from netstack_gro.dispatchers import blocks as hot
 from netstack_gro.dispatchers.base import DispatcherStats
 from netstack_gro.dispatchers.interfaces import is_gone
@@ -146,8 +146,8 @@ class PacketRingDispatcher(LiveDispatcher):
                 str(interface), 0, "a packet ring takes an interpreter that counts references"
             )
         size = _block_size(block_size)
-        _within("blocks", blocks, 2, MAX_RING // size)
-        _within("timeout_ms", timeout_ms, 1, 2**31 - 1)
+        within("blocks", blocks, 2, MAX_RING // size)
+        within("timeout_ms", timeout_ms, 1, 2**31 - 1)
         request = (size, blocks, size, blocks, timeout_ms, 0, 0)
 
         def prepare(opened: socket.socket) -> None:
@@ -311,14 +311,7 @@ def _block_size(asked: int | None) -> int:
         while size < LARGEST_FRAME:
             size *= 2
         return size
-    _within("block_size", asked, page, MAX_BLOCK)
+    within("block_size", asked, page, MAX_BLOCK)
     if asked % page:
         raise ConfigError("block_size", f"{asked} is no multiple of the page size, {page}")
     return asked
-
-
-def _within(name: str, value: int, low: int, high: int) -> None:
-    if type(value) is not int:
-        raise ConfigError(name, f"{value!r} is not an integer")
-    if not low <= value <= high:
-        raise ConfigError(name, f"{value} is not within {low} to {high}")

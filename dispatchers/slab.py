@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 from netstack_gro.batch import Batch
-from netstack_gro.config import MAX_IP_LENGTH, GroConfig, Link
+from netstack_gro.config import MAX_IP_LENGTH, GroConfig, Link, within
 from netstack_gro.dispatchers.base import DispatcherStats
 from netstack_gro.dispatchers.live import LiveDispatcher
 from netstack_gro.errors import ConfigError, PinnedError
@@ -58,10 +58,8 @@ def stride_of(frame_size: int | None, vnet_size: int) -> int:
     """
     if frame_size is None:
         frame_size = IPV6_HEADER + MAX_IP_LENGTH + MAX_LINK_HEADER
-    elif type(frame_size) is not int:
-        raise ConfigError("frame_size", f"{frame_size!r} is not an integer")
-    elif not 1 <= frame_size <= MAX_FRAME_SIZE:
-        raise ConfigError("frame_size", f"{frame_size} is not within 1 to {MAX_FRAME_SIZE}")
+    else:
+        frame_size = within("frame_size", frame_size, 1, MAX_FRAME_SIZE)
     if vnet_size not in VNET_SIZES:
         raise ConfigError("vnet_size", f"{vnet_size!r} is none of 0, 10 and 12")
     lines = -(-(vnet_size + frame_size + 1) // _LINE)

@@ -33,7 +33,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 
+from netstack_gro.config import within
 from netstack_gro.dispatchers.addresses import Address
+from netstack_gro.dispatchers.interfaces import borrowed_socket
 from netstack_gro.dispatchers.live import LiveSource
 from netstack_gro.dispatchers.train_reader import TrainReader
 from netstack_gro.dispatchers.trains import Train
@@ -45,7 +47,6 @@ from netstack_gro.dispatchers.udp_socket import (
     ReceiveOptions,
     Settings,
     adopted,
-    borrowed,
     control_size,
     drain_errors,
     dropped,
@@ -53,7 +54,6 @@ from netstack_gro.dispatchers.udp_socket import (
     is_shut,
     prepare,
     socket_name,
-    within,
 )
 from netstack_gro.errors import DeviceError
 
@@ -206,7 +206,7 @@ class UdpDispatcher(LiveSource):
     @property
     def address(self) -> Address:
         """The address that the socket is bound to. Raises EngineStateError after `close`."""
-        with borrowed(self.fileno()) as opened:
+        with borrowed_socket(self.fileno()) as opened:
             bound: Address = opened.getsockname()
             return bound
 
@@ -271,7 +271,7 @@ class UdpDispatcher(LiveSource):
                 self._idle = True
                 if self._suspect:
                     # Errors that IP_RECVERR has kept, until somebody takes them, wake us for ever.
-                    with borrowed(self._descriptor) as opened:
+                    with borrowed_socket(self._descriptor) as opened:
                         self._refusals += drain_errors(opened)
             return False
         if number == errno.EINTR:
@@ -292,7 +292,7 @@ class UdpDispatcher(LiveSource):
                 if not self._let:
                     with (
                         suppress(OSError),
-                        borrowed(self._descriptor) as opened,
+                        borrowed_socket(self._descriptor) as opened,
                     ):  # closed by others
                         total = dropped(opened)
                         if total is not None:
@@ -304,5 +304,5 @@ class UdpDispatcher(LiveSource):
         with self._lock:
             self._count_drops()
             self._let = True
-        with suppress(OSError), borrowed(self._descriptor) as opened:  # closed by others
+        with suppress(OSError), borrowed_socket(self._descriptor) as opened:  # closed by others
             self._before.put_back(opened)

@@ -12,7 +12,6 @@ import re
 import select
 import socket
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
@@ -27,7 +26,6 @@ __all__ = [
     "Settings",
     "Support",
     "adopted",
-    "borrowed",
     "control_size",
     "drain_errors",
     "dropped",
@@ -40,7 +38,6 @@ __all__ = [
     "segmentation_support",
     "socket_name",
     "traffic_class",
-    "within",
 ]
 
 # include/uapi/linux/udp.h
@@ -231,16 +228,6 @@ def _bind(
         opened.close()
         raise
     return opened
-
-
-@contextlib.contextmanager
-def borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A socket object for a descriptor that stays its owner's."""
-    held = socket.socket(fileno=descriptor)
-    try:
-        yield held
-    finally:
-        held.detach()
 
 
 def socket_name(opened: socket.socket) -> str:
@@ -469,11 +456,3 @@ def drain_errors(opened: socket.socket) -> int:
             opened.recvmsg(0, 0, MSG_ERRQUEUE | socket.MSG_DONTWAIT)
             count += 1
     return count
-
-
-def within(name: str, value: object, low: int, high: int) -> None:
-    """Refuse a parameter that is no integer from ``low`` to ``high``: ConfigError."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(name, f"{value!r} is not an integer")
-    if not low <= value <= high:
-        raise ConfigError(name, f"{value} is not within {low} to {high}")

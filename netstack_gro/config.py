@@ -20,6 +20,7 @@ __all__ = [
     "Limits",
     "Link",
     "Received",
+    "within",
 ]
 
 Link = Literal["ip", "ipv4", "ipv6", "ethernet", "null", "loop", "sll", "sll2"]
@@ -167,16 +168,26 @@ def _check_shared(owner: GroConfig | Limits) -> None:
     _choice(owner, "fixed_ip_ids", FixedIpIds)
 
 
+def within(name: str, value: object, low: int, high: int, *, what: str = "an integer") -> int:
+    """``value`` as a plain int, where it is an integer from ``low`` to ``high``.
+
+    Raises ConfigError, which names the parameter and says ``what`` it has to be, for anything
+    else, True and False included.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(name, f"{value!r} is not {what}")
+    value = int.__index__(value)  # a subclass of int may compare as it likes
+    if not low <= value <= high:
+        raise ConfigError(name, f"{value} is not within {low} to {high}")
+    return value
+
+
 def _integer(owner: object, name: str, low: int, high: int, *, optional: bool = False) -> None:
     value = getattr(owner, name)
     if optional and value is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(name, f"{value!r} is not an integer{' or None' if optional else ''}")
-    value = int.__index__(value)  # a subclass of int may compare as it likes
-    if not low <= value <= high:
-        raise ConfigError(name, f"{value} is not within {low} to {high}")
-    object.__setattr__(owner, name, value)
+    what = "an integer or None" if optional else "an integer"
+    object.__setattr__(owner, name, within(name, value, low, high, what=what))
 
 
 def _choice(owner: object, name: str, literal: object) -> None:

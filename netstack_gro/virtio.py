@@ -28,6 +28,9 @@ _LAYOUT = {
     ("big", 12): Struct(">BBHHHHH"),
 }
 
+NATIVE = _LAYOUT[sys.byteorder, 10]
+"""The 10 bytes in native order, for those who pack many."""
+
 ByteOrder = Literal["little", "big", "native"]
 
 

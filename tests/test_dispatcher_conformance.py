@@ -33,7 +33,6 @@ class Hook:
 
     def __init__(self) -> None:
         self.flushes: list[list[Given]] = []
-        self.kept: list[Any] = []
 
     def __call__(self, packets: list[Any]) -> None:
         self.flushes.append([Given.of(packet) for packet in packets])
@@ -61,7 +60,6 @@ def conversation() -> list[bytes]:
 def framed(name: str, packets: list[bytes]) -> list[bytes]:
     """Packets with the link header that the dispatcher called ``name`` wants."""
     if receivers.LINKS.get(name, "ethernet") == "ip":
-        # A TUN device sends what is IPv4 only under the protocol the sender was bound to.
         return packets
     return [ethernet(packet) for packet in packets]
 

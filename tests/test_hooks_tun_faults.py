@@ -313,7 +313,7 @@ def test_the_whole_call_waits_no_longer_than_the_timeout(
     def sleep(seconds: float) -> None:
         clock[0] += seconds
 
-    module = engine.module("hooks.tun")
+    module = engine.module("hooks.room")
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     writer = writer_to(engine, router.entry, timeout=0.0205)
     calls = [0]

@@ -25,7 +25,7 @@ for owner, names in (
 import netstack_gro, netstack_gro.dispatchers, netstack_gro.hooks, netstack_gro.cli
 for package in (netstack_gro.dispatchers, netstack_gro.hooks, netstack_gro):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if not module.name.endswith(("__main__", "rich_report")):
+        if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 
 from netstack_gro import UnsupportedError

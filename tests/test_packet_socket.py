@@ -202,7 +202,7 @@ def test_the_loopback_interface_has_ethernet_headers(net: lab.Lab) -> None:
 def test_a_kind_of_device_whose_frames_nobody_knows_is_refused_by_number(
     cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packet_socket, "_LINKS", {})
+    monkeypatch.setattr(packet_socket, "LINKS", {})
     with pytest.raises(UnsupportedError, match=r"eth0: .* type 1 .*link='ip'"):
         open_on(cable)
     with open_on(cable, link="ip") as opened:

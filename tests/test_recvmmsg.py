@@ -18,7 +18,7 @@ from tests.engines import Engine
 from tests.flushes import Given
 from tests.requirements import lacks_root, require
 
-SOL_PACKET, PACKET_VNET_HDR, PACKET_QDISC_BYPASS = 263, 15, 20
+SOL_PACKET, PACKET_VNET_HDR = 263, 15  # include/uapi/linux/if_packet.h
 
 
 class Hook:

@@ -14,10 +14,7 @@ the same. So no write comes near the 1,024 buffers that the kernel takes (IOV_MA
 
 import errno
 import logging
-import math
 import os
-import select
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -27,9 +24,10 @@ from typing import TYPE_CHECKING
 from netstack_gro.config import MAX_IP_LENGTH, ChecksumState, FixedIpIds, Limits
 from netstack_gro.errors import ConfigError, DeviceDownError, DeviceError, device_error
 from netstack_gro.gso import complete_checksum
-from netstack_gro.hooks.tun_frames import BARE, VNET, ip_start, probe, pseudo_sum
+from netstack_gro.hooks.room import FULL, Room
+from netstack_gro.hooks.tun_frames import BARE, ip_start, probe, pseudo_sum
 from netstack_gro.packet import Packet
-from netstack_gro.virtio import GSO_ECN, NEEDS_CSUM, GsoType, VirtioHeader
+from netstack_gro.virtio import GSO_ECN, NATIVE, NEEDS_CSUM, GsoType, VirtioHeader
 
 if TYPE_CHECKING:
     from netstack_gro.dispatchers.tun_device import TunDevice
@@ -38,8 +36,6 @@ __all__ = ["TunWriter", "TunWriterStats"]
 
 _TAG = Struct("!HH")
 
-_FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
-_PAUSE_S = 0.001  # nothing tells when there is memory again
 
 _MAX_SIZE = MAX_IP_LENGTH - 18
 """Of a super-packet's IP packet: with Ethernet header and VLAN tag it stays below the 65,536 bytes
@@ -121,9 +117,8 @@ class TunWriter:
         "_proven",
         "_refused",
         "_retries",
+        "_room",
         "_super_packets",
-        "_timeout",
-        "_until",
         "_vnet_size",
         "_writes",
     )
@@ -154,9 +149,8 @@ class TunWriter:
         self._link = device.link
         self._vnet_size = device.vnet_size
         self._plain = bytes(self._vnet_size)
-        self._padding = bytes(max(0, self._vnet_size - VNET.size))
-        self._timeout = timeout
-        self._until = 0.0
+        self._padding = bytes(max(0, self._vnet_size - NATIVE.size))
+        self._room = Room(timeout)
         self._proven: set[tuple[GsoType, int]] = set()
         self._backlog: deque[Packet | bytes] = deque()
         self._backlog_size = backlog
@@ -195,7 +189,7 @@ class TunWriter:
         Raises DeviceError, with all that was not written kept.
         """
         waiting = iter(packets)
-        self._until = 0.0
+        self._room.begin()
         try:
             if self._backlog:
                 self._resume()
@@ -208,7 +202,7 @@ class TunWriter:
 
     def flush(self) -> None:
         """Write what waits. Raises DeviceError, with the rest kept."""
-        self._until = 0.0
+        self._room.begin()
         self._resume()
 
     def take_back(self) -> list[bytes]:
@@ -306,7 +300,7 @@ class TunWriter:
         length = header.hdr_len + shift if header.gso_type else 0
         if start < 0:
             return False
-        described = VNET.pack(
+        described = NATIVE.pack(
             flags, header.gso_type, length, header.gso_size, start, header.csum_offset
         )
         return self._put((described + self._padding, *pieces))
@@ -360,29 +354,13 @@ class TunWriter:
                     raise DeviceDownError(
                         self._device.name, errno.EIO, f"{doing}: the interface is down"
                     ) from error
-                if error.errno not in _FULL or not self._wait(descriptor, error.errno):
+                if error.errno not in FULL or not self._room.wait(descriptor, error.errno):
                     raise device_error(self._device.name, error, doing) from error
                 self._retries += 1
             else:
                 self._writes += 1
                 self._bytes += written - self._vnet_size
                 return True
-
-    def _wait(self, descriptor: int, why: int) -> bool:
-        """Wait for room; False when the time of this call is up."""
-        now = time.monotonic()
-        if not self._until:
-            self._until = now + self._timeout
-        left = self._until - now
-        if left <= 0:
-            return False
-        if why == errno.EAGAIN:
-            room = select.poll()
-            room.register(descriptor, select.POLLOUT)
-            room.poll(math.ceil(min(left * 1000, 2**31 - 1)))
-        else:
-            time.sleep(min(left, _PAUSE_S))
-        return True
 
     def _resume(self) -> None:
         """Write the backlog; on an error, what is left of it stays in order."""

@@ -1,13 +1,9 @@
 """Frames for a TUN: where their IP header is, what their checksum starts from, and a probe."""
 
-from struct import Struct
-
 from netstack_gro.config import Link
-from netstack_gro.virtio import NEEDS_CSUM, GsoType, VirtioHeader
+from netstack_gro.virtio import NATIVE, NEEDS_CSUM, GsoType, VirtioHeader
 
-__all__ = ["BARE", "VNET", "ip_start", "probe", "pseudo_sum"]
-
-VNET = Struct("=BBHHHH")  # struct virtio_net_hdr without num_buffers, in native order
+__all__ = ["BARE", "ip_start", "probe", "pseudo_sum"]
 
 BARE = frozenset({"ip", "ipv4", "ipv6"})
 """Link layers without a link header."""
@@ -78,5 +74,5 @@ def probe(kind: GsoType, version: int, link: Link) -> tuple[bytes, bytes]:
     if link == "ethernet":
         ethernet = b"\x01\x80\xc2\0\0\x0e" + b"\x02\0\0\0\0\0" + (_IPV4 if version == 4 else _IPV6)
     start = len(ethernet) + len(network)
-    described = VNET.pack(NEEDS_CSUM, kind, start + length, _SIZE, start, field)
+    described = NATIVE.pack(NEEDS_CSUM, kind, start + length, _SIZE, start, field)
     return described, ethernet + network + transport + _PAYLOAD

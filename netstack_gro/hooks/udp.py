@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from netstack_gro.config import MAX_UDP_SEGMENTS, Limits
+from netstack_gro.config import MAX_UDP_SEGMENTS, Limits, within
 from netstack_gro.dispatchers.addresses import (
     ECN_MASK,
     Address,
@@ -31,7 +31,6 @@ from netstack_gro.dispatchers.udp_socket import (
     path_mtu,
     segmentation_support,
     traffic_class,
-    within,
 )
 from netstack_gro.errors import ConfigError, EngineStateError
 from netstack_gro.hooks.udp_delivery import MAX_BYTES, Aim, Delivery, Job

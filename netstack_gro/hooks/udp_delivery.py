@@ -6,11 +6,8 @@ The kernel's answers, and what they mean: udp(7), net/ipv4/udp.c (udp_send_skb),
 
 import errno
 import logging
-import math
 import os
-import select
 import socket
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
@@ -21,6 +18,7 @@ from netstack_gro.dispatchers.addresses import Address, decode_address, host_of,
 from netstack_gro.dispatchers.outgoing import Outgoing
 from netstack_gro.dispatchers.udp_socket import ICMP_ANSWERS, path_mtu, socket_name
 from netstack_gro.errors import DeviceError, EngineStateError, UdpSendError, device_error
+from netstack_gro.hooks.room import FULL, Room
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -37,15 +35,13 @@ _ROOM = 8 * 65_536
 _RUNS = 256
 _HOSTS = 1024  # remembered as having a route that does not cut
 
-_FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
-_PAUSE_S = 0.001  # nothing tells when there is memory again
 # The route's device does no checksums, or the kernel does not know what is in the message.
 _UNABLE = frozenset({errno.EIO, errno.EINVAL, errno.EOPNOTSUPP})
 # EMSGSIZE and EOPNOTSUPP are more often about the message itself.
 _ANSWERS = ICMP_ANSWERS - {errno.EMSGSIZE, errno.EOPNOTSUPP}
 _ATTEMPTS = 3  # at a message that such answers keep from being sent
 # With these the socket or the device fails, not the message, which is kept.
-_KEPT = frozenset({*_FULL, errno.ENETDOWN, errno.ENODEV, errno.ENXIO, errno.EBADF})
+_KEPT = frozenset({*FULL, errno.ENETDOWN, errno.ENODEV, errno.ENXIO, errno.EBADF})
 
 _log = logging.getLogger("netstack_gro")
 
@@ -91,10 +87,9 @@ class Delivery:
         "_max_segments",
         "_outgoing",
         "_refused_now",
+        "_room",
         "_suspected_gso",
         "_suspected_mark",
-        "_timeout",
-        "_until",
         "backlog",
         "closed",
         "cut",
@@ -135,8 +130,7 @@ class Delivery:
         self._outgoing = Outgoing(_ROOM, _RUNS, never_equal_tail=never_equal_tail)
         self._max_segments = max_segments
         self._max_bytes = max_bytes
-        self._timeout = timeout
-        self._until = 0.0
+        self._room = Room(timeout)
         self._backlog_size = backlog
         self._held = 0
         self._busy = False
@@ -180,7 +174,7 @@ class Delivery:
             raise EngineStateError(f"{self.name}: the sender is at work already")
         self._busy = True
         self._collect = collect
-        self._until = 0.0
+        self._room.begin()
         before = self._outgoing.counters[0]
         try:
             self._work(chain(self._waiting(), jobs))
@@ -303,7 +297,7 @@ class Delivery:
         if number == errno.EINTR:
             return
         if number in _KEPT:
-            if number in _FULL and self._wait(number):
+            if number in FULL and self._room.wait(self.opened.fileno(), number):
                 self.retries += 1
                 return
             raise device_error(self.name, number, "cannot be sent through")
@@ -357,22 +351,6 @@ class Delivery:
             host = _host(name)
             self.hosts[host_of(name)] = host
             _log.info("%s: no UDP_SEGMENT on the route to %s", self.name, host or "the peer")
-
-    def _wait(self, why: int) -> bool:
-        """Wait for room; False when the time of this call is up."""
-        now = time.monotonic()
-        if not self._until:
-            self._until = now + self._timeout
-        left = self._until - now
-        if left <= 0:
-            return False
-        if why == errno.EAGAIN:
-            room = select.poll()
-            room.register(self.opened, select.POLLOUT)
-            room.poll(math.ceil(min(left * 1000, 2**31 - 1)))
-        else:
-            time.sleep(min(left, _PAUSE_S))
-        return True
 
     def _refuse(self, datagrams: list[bytes], name: bytes, number: int) -> None:
         self.refused += len(datagrams)

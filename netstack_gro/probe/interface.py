@@ -72,7 +72,7 @@ def describe(name: str) -> InterfaceReport:
         name=found.name,
         problem=problem,
         index=found.index,
-        link=packet_socket._LINKS.get(found.hardware),
+        link=packet_socket.LINKS.get(found.hardware),
         hardware=found.hardware,
         kind=_text(kind),
         driver=_driver(found.name),
