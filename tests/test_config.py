@@ -15,6 +15,7 @@ from netstack_gro.config import (
     Limits,
     Link,
     port_map,
+    within,
 )
 from netstack_gro.errors import ConfigError, GroError
 
@@ -190,3 +191,10 @@ def test_values_of_published_enumerations_do_not_move() -> None:
         "PARTIAL": 3,
     }
     assert {mode.name: mode.value for mode in IpIdMode} == {"NONE": 0, "FIXED": 1, "INCREMENT": 2}
+
+
+def test_an_integer_is_within_its_bounds_or_refused_by_name() -> None:
+    assert [within("batch", value, 1, 8) for value in (1, 8)] == [1, 8]
+    for wrong in (0, 9, True, 1.0, "1", None):
+        with pytest.raises(ConfigError, match=r"^batch: "):
+            within("batch", wrong, 1, 8)
