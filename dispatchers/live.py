@@ -3,6 +3,10 @@
 A live source reads first and waits only when there was nothing, with poll(2) on its descriptor
 and on an eventfd that `stop` and `close` write to. While it waits it costs nothing: there is no
 timer. Errors are `DeviceError`s that name the device.
+
+A signal handler may raise (KeyboardInterrupt) between any two instructions of the main thread.
+So what must be undone is undone by its own `finally` and by one around that, each of which may be
+the one that is cut short; and letting go can be done again, to do what is left.
 """
 
 import errno
@@ -13,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +33,7 @@ from netstack_gro.errors import (
     device_error,
 )
 
-__all__ = ["LiveDispatcher", "LiveSource", "require_linux"]
+__all__ = ["LiveDispatcher", "LiveSource", "named_failures", "require_linux"]
 
 _LOST = 0x08 | 0x10 | 0x20  # POLLERR, POLLHUP, POLLNVAL: include/uapi/asm-generic/poll.h
 
@@ -37,6 +42,17 @@ def require_linux(name: str) -> None:
     """Raise UnsupportedError, naming what was to be opened, on any other system."""
     if sys.platform != "linux":
         raise UnsupportedError(name, 0, f"live dispatchers need Linux, this is {sys.platform}")
+
+
+@contextmanager
+def named_failures(name: str, doing: str) -> Iterator[None]:
+    """Have an OSError that names no device raised as a DeviceError that names this one."""
+    try:
+        yield
+    except DeviceError:
+        raise
+    except OSError as error:
+        raise device_error(name, error, doing) from error
 
 
 class _Wakeup:
@@ -67,6 +83,11 @@ class _Wakeup:
             os.close(self.descriptor)
 
 
+_TURN = "turn"
+_Turn = list[int]
+"""Whoever is in a source: its thread, in a list of its own that is told from others by identity."""
+
+
 class LiveSource(Source):
     """A source behind a descriptor, which it owns: `close` closes it.
 
@@ -77,12 +98,14 @@ class LiveSource(Source):
     """
 
     __slots__ = (
+        "_closer",
         "_descriptor",
         "_name",
         "_poll",
+        "_released",
         "_suspect",
-        "_thread",
-        "_unreleased",
+        "_turns",
+        "_using",
         "_wakeup",
     )
 
@@ -91,18 +114,22 @@ class LiveSource(Source):
         super().__init__()
         self._name = name
         self._descriptor = descriptor
-        self._thread = 0
         self._suspect = False
-        # Taken out by whichever thread lets go, so that only one does.
-        self._unreleased = [True]
-        try:
+        # Whoever is in here has put its turn there, by a call that no other comes between.
+        self._turns: dict[str, _Turn] = {}
+        # Held by whoever uses the descriptor without having the turn, and while it is closed.
+        self._using = threading.RLock()
+        with named_failures(name, "cannot be read"):
             os.set_blocking(descriptor, False)
-        except OSError as error:
-            raise device_error(name, error, "cannot be read") from error
-        self._wakeup: _Wakeup | None = _Wakeup()
+        with named_failures(name, "cannot be waited for"):
+            self._wakeup: _Wakeup | None = _Wakeup()
         self._poll = select.poll()
         self._poll.register(self._wakeup.descriptor, select.POLLIN)
         self._poll.register(descriptor, select.POLLIN)
+        # Its first item closes the descriptor, and there is no second: a number that was closed
+        # may be another file's.
+        self._closer = map(os.close, iter((descriptor,)))
+        self._released = False
 
     @property
     def name(self) -> str:
@@ -131,16 +158,30 @@ class LiveSource(Source):
         """
 
     def _release_more(self) -> None:
-        """Let go of what a subclass owns; called once, before the descriptor is closed."""
+        """Let go of what a subclass owns; called before the descriptor is closed.
+
+        Called again only where a signal handler cut it short.
+        """
+
+    def close(self) -> None:
+        """Give back the source and close the engine. Closing again does what an exception left."""
+        self._closed = True
+        if not self._released:
+            self._release()
 
     def _read_once(self, timeout: float | None) -> int:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: {timeout!r} is not a number of seconds from 0 on")
-        self._enter()
+        turn = [threading.get_ident()]
         try:
-            return self._await_batch(timeout)
+            try:
+                self._enter(turn)
+                return self._await_batch(timeout)
+            finally:
+                self._leave(turn)
         finally:
-            self._leave()
+            if self._turns or self._closed:  # where a signal cut that short
+                self._leave(turn)
 
     @contextmanager
     def watched(self) -> Iterator[tuple[int, int]]:
@@ -149,14 +190,18 @@ class LiveSource(Source):
         In between the source belongs to the loop, which calls `turn` when one of them is; nobody
         else may enter it, and closing it takes effect at the end.
         """
-        self._enter()
+        turn = [threading.get_ident()]
         try:
-            wakeup = self._wakeup
-            if self._closed or wakeup is None:
-                raise EngineStateError("the dispatcher is closed")
-            yield self._descriptor, wakeup.descriptor
+            try:
+                self._enter(turn)
+                wakeup = self._wakeup
+                if self._closed or wakeup is None:
+                    raise EngineStateError("the dispatcher is closed")
+                yield self._descriptor, wakeup.descriptor
+            finally:
+                self._leave(turn)
         finally:
-            self._leave()
+            self._leave(turn)
 
     def turn(self, batches: int) -> tuple[int, bool]:
         """Dispatch up to ``batches`` batches of what is there: how many packets, and is it over.
@@ -177,20 +222,25 @@ class LiveSource(Source):
             self._stopping = False
         return count, over
 
-    def _enter(self) -> None:
-        """Keep others out until `_leave`."""
-        if self._thread:
-            mine = self._thread == threading.get_ident()
+    def _enter(self, turn: _Turn) -> None:
+        """Keep others out until `_leave`. Raises where somebody is in, unless it was closed."""
+        holder = self._turns.setdefault(_TURN, turn)
+        if holder is not turn and not self._closed:
+            mine = holder[0] == threading.get_ident()
             raise EngineStateError(
                 f"{self._name}: the dispatcher is at work already, "
                 + ("called from its own hook?" if mine else "in another thread")
             )
-        self._thread = threading.get_ident()
 
-    def _leave(self) -> None:
-        self._thread = 0
-        if self._closed:  # meanwhile, by another thread, the hook or the event loop
-            self._let_go()
+    def _leave(self, turn: _Turn) -> None:
+        """Let others in, if ``turn`` kept them out, and let go where it was closed meanwhile."""
+        self._yield(turn)
+        if self._closed and not self._released:  # by another thread, the hook or the event loop
+            self._release()
+
+    def _yield(self, turn: _Turn) -> None:
+        if self._turns.get(_TURN) is turn:
+            del self._turns[_TURN]
 
     def _await_batch(self, timeout: float | None) -> int:
         until = None if timeout is None else time.monotonic() + timeout
@@ -247,26 +297,48 @@ class LiveSource(Source):
             wakeup.signal()
 
     def _release(self) -> None:
-        if self._thread:  # the thread that runs it lets go on its way out
-            self._wake()
-        if not self._thread:
-            self._let_go()
+        turn = [threading.get_ident()]
+        try:
+            try:
+                if self._turns.setdefault(_TURN, turn) is turn:
+                    self._let_go()
+                else:  # whoever is in lets go on its way out
+                    self._wake()
+            finally:
+                self._yield(turn)
+        finally:
+            self._yield(turn)
 
     def _let_go(self) -> None:
-        try:
-            self._unreleased.pop()
-        except IndexError:
+        if self._released:
             return
         try:
             self._release_more()
         finally:
             self._wakeup = None
-            descriptor, self._descriptor = self._descriptor, -1
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                if error.errno != errno.EBADF:  # closed by others, which a read has told
-                    raise
+            with self._using:
+                self._descriptor = -1
+                try:
+                    next(self._closer, None)
+                except OSError as error:
+                    if error.errno != errno.EBADF:  # closed by others, which a read has told
+                        raise
+            self._released = True
+
+    def __del__(self) -> None:
+        if getattr(self, "_released", True):  # or it was never made
+            return
+        try:
+            if not self._closed:
+                warnings.warn(
+                    f"{self._name}: {type(self).__name__} was never closed",
+                    ResourceWarning,
+                    stacklevel=2,
+                    source=self,
+                )
+        finally:
+            self._closed = True
+            self._let_go()
 
 
 class LiveDispatcher(LiveSource, Dispatcher):

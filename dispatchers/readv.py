@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from netstack_gro.batch import Batch
-from netstack_gro.config import GroConfig
+from netstack_gro.config import GroConfig, within
 from netstack_gro.dispatchers.live import require_linux
 from netstack_gro.dispatchers.reads import Reads
 from netstack_gro.dispatchers.slab import LiveStats, SlabDispatcher, live_config, stride_of
@@ -52,7 +52,7 @@ class ReadvDispatcher(SlabDispatcher):
         frame_size: int | None = None,
         name: str | None = None,
     ) -> None:
-        number = descriptor if isinstance(descriptor, int) else descriptor.detach()
+        number = _given_up(descriptor)
         if name is None:
             name = f"descriptor {number}"
         try:
@@ -88,3 +88,17 @@ class ReadvDispatcher(SlabDispatcher):
             self._ended = True
             return 0
         return failure
+
+
+def _given_up(descriptor: object) -> int:
+    """The number of a descriptor, whose former owner has it no more."""
+    if isinstance(descriptor, int):
+        return within("descriptor", descriptor, 0, 2**31 - 1)
+    detach = getattr(descriptor, "detach", None)
+    number = detach() if callable(detach) else None
+    if not isinstance(number, int):  # -1 of a closed one is told as what is not open
+        raise TypeError(
+            "descriptor: an integer, or an object whose detach() gives one, is required, "
+            f"not {type(descriptor).__name__!r}"
+        )
+    return number

@@ -11,7 +11,7 @@ from netstack_gro.batch import Batch
 from netstack_gro.config import GroConfig, Link
 from netstack_gro.dispatchers import native
 from netstack_gro.dispatchers.interfaces import is_gone
-from netstack_gro.dispatchers.live import require_linux
+from netstack_gro.dispatchers.live import named_failures, require_linux
 from netstack_gro.dispatchers.messages import PacketMessages
 from netstack_gro.dispatchers.packet_socket import PacketSocket, open_packet_socket
 from netstack_gro.dispatchers.slab import LiveStats, SlabDispatcher, live_config, stride_of
@@ -68,9 +68,17 @@ class RecvMmsgDispatcher(SlabDispatcher):
         trust: bool = False,
         frame_size: int | None = None,
     ) -> None:
+        if isinstance(source, bool) or not isinstance(
+            source, str | int | PacketSocket | socket.socket
+        ):
+            raise TypeError(
+                "source: an interface's name or index, a PacketSocket or a socket.socket is "
+                f"required, not {type(source).__name__!r}"
+            )
         if isinstance(source, str | int):
             require_linux(str(source))
-            source = open_packet_socket(source)
+            with named_failures(str(source), "cannot be opened"):
+                source = open_packet_socket(source)
         self._ended = False
         self._refused = 0
         self._down = True  # for all that is known
@@ -121,10 +129,11 @@ class RecvMmsgDispatcher(SlabDispatcher):
         )
 
     def _count_drops(self) -> None:
-        descriptor = self._descriptor
-        if self._socket is not None and descriptor >= 0:
-            with suppress(OSError):  # closed by others: what was counted stays
-                self._socket.counters.read(descriptor)
+        """Have the kernel's counters added, while the socket is open."""
+        if self._socket is not None:
+            with self._using, suppress(OSError):  # closed by others: what was counted stays
+                if self._descriptor >= 0:
+                    self._socket.counters.read(self._descriptor)
 
     def _aim(self, batch: Batch) -> None:
         self._messages.aim(batch)

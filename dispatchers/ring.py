@@ -22,7 +22,7 @@ from netstack_gro.config import GroConfig, within
 from netstack_gro.dispatchers import blocks as hot
 from netstack_gro.dispatchers.base import DispatcherStats
 from netstack_gro.dispatchers.interfaces import is_gone
-from netstack_gro.dispatchers.live import LiveDispatcher, require_linux
+from netstack_gro.dispatchers.live import LiveDispatcher, named_failures, require_linux
 from netstack_gro.dispatchers.packet_socket import (
     SOL_PACKET,
     VNET_SIZE,
@@ -63,6 +63,8 @@ DEFAULT_CAPACITY = 1024
 DEFAULT_BLOCKS = 128
 MAX_BLOCK = 1 << 30
 MAX_RING = 1 << 31
+MAX_BLOCKS = 1 << 15
+"""Each is a mapping by itself, of which a process may have 65,530 (vm.max_map_count)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class PacketRingDispatcher(LiveDispatcher):
     block_size: bytes of a block, a multiple of the page size. None: the smallest power of two
         that the largest IP packet fits in, which is 128 KiB. A frame for which a block
         is too small is cut off: raise it where the interface makes larger ones (BIG TCP).
-    blocks: how many blocks, at least 2. At low rates the timer closes every block after a
+    blocks: how many blocks, 2 to 32,768. At low rates the timer closes every block after a
         packet or two, so their number times ``timeout_ms`` is how long the hook may pause before
         the kernel drops packets.
     timeout_ms: after how many milliseconds the kernel hands over a block that is not full, at
@@ -120,8 +122,7 @@ class PacketRingDispatcher(LiveDispatcher):
         "_reader",
         "_replaced",
         "_socket",
-        "_taken",
-        "_waiting",
+        "_spent",
     )
 
     def __init__(
@@ -140,13 +141,18 @@ class PacketRingDispatcher(LiveDispatcher):
         fanout: FanoutGroup | int | None = None,
         promiscuous: bool = False,
     ) -> None:
+        if isinstance(interface, bool) or not isinstance(interface, str | int):
+            raise TypeError(
+                "interface: an interface's name or index is required, "
+                f"not {type(interface).__name__!r}"
+            )
         require_linux(str(interface))
         if not hasattr(sys, "getrefcount"):
             raise UnsupportedError(
                 str(interface), 0, "a packet ring takes an interpreter that counts references"
             )
         size = _block_size(block_size)
-        within("blocks", blocks, 2, MAX_RING // size)
+        within("blocks", blocks, 2, min(MAX_RING // size, MAX_BLOCKS))
         within("timeout_ms", timeout_ms, 1, 2**31 - 1)
         request = (size, blocks, size, blocks, timeout_ms, 0, 0)
 
@@ -158,17 +164,18 @@ class PacketRingDispatcher(LiveDispatcher):
                 doing = f"a ring of {blocks} blocks of {size} bytes was refused"
                 raise device_error(str(interface), error, doing) from error
 
-        opened = open_packet_socket(
-            interface,
-            link=link,
-            vnet_hdr=vnet_hdr,
-            auxdata=False,  # the ring has it in its frame headers
-            ignore_outgoing=ignore_outgoing,
-            ignore_others=ignore_others,
-            fanout=fanout,
-            promiscuous=promiscuous,
-            prepare=prepare,
-        )
+        with named_failures(str(interface), "cannot be opened"):
+            opened = open_packet_socket(
+                interface,
+                link=link,
+                vnet_hdr=vnet_hdr,
+                auxdata=False,  # the ring has it in its frame headers
+                ignore_outgoing=ignore_outgoing,
+                ignore_others=ignore_others,
+                fanout=fanout,
+                promiscuous=promiscuous,
+                prepare=prepare,
+            )
         with contextlib.ExitStack() as undo:
             undo.callback(opened.close)
             config = live_config(config or GroConfig(capacity=DEFAULT_CAPACITY), opened.link)
@@ -184,10 +191,9 @@ class PacketRingDispatcher(LiveDispatcher):
             self._next = 0
             self._blocks = 0
             self._replaced = 0
-            self._taken = 0
             self._held = False
             self._down = True
-            self._waiting = False
+            self._spent = True  # the delivery of what is in the batch has begun
             super().__init__(opened.fileno(), opened.name)
             opened.detach()
             undo.pop_all()
@@ -213,54 +219,63 @@ class PacketRingDispatcher(LiveDispatcher):
         )
 
     def _receive(self) -> int:
-        reader = self._reader
-        batch = self._batch
-        if not self._waiting:
-            if not reader.left and not self._open_block():
-                # Of an interface that is down, the kernel does not say that it was deleted.
-                if self._down and is_gone(self._descriptor):
-                    self._fail(errno.ENETDOWN)
-                return 0
-            self._down = False
-            reader.fill(batch)
-        count = len(batch)
-        self._waiting = False
-        try:
-            if count:
-                self._gro.dispatch(batch)
-            self._taken += count
-        except BaseException as error:
-            before, self._taken = self._taken, self._gro.stats.packets_in
-            # An engine that has no space for headers takes nothing: the batch waits until it has.
-            self._waiting = isinstance(error, PinnedError) and before == self._taken
-            raise
-        finally:
-            if not self._waiting:
-                # What is left of a block after a hook's exception is the next batch.
-                batch.clear()
-                if not reader.left:
-                    self._leave_block()
-        return count
+        # What was read and not delivered waits: for space, or as a signal came between.
+        if self._spent and not self._read():
+            # Of an interface that is down, the kernel does not say that it was deleted.
+            if self._down and is_gone(self._descriptor):
+                self._fail(errno.ENETDOWN)
+            return 0
+        self._down = False
+        return self._deliver()
+
+    def _read(self) -> bool:
+        """Fill the batch, from the open block or the next; whether there was one."""
+        self._batch.clear()
+        if not self._reader.left and not self._open_block():
+            return False
+        self._spent = False
+        self._reader.fill(self._batch)
+        return True
 
     def _open_block(self) -> bool:
         """Go on to the next block that has frames, where the kernel has handed it over."""
-        if self._held:
-            self._give_back()
         memory = self._memory
-        while hot.is_ready(memory.headers[self._next]):
+        while True:
+            if self._held:
+                self._batch.attach(None)
+                self._give_back()
+            if not hot.is_ready(memory.headers[self._next]):
+                return False
             self._batch.attach(memory.blocks[self._next])
             if self._reader.open(self._batch):
                 return True
-            self._leave_block()
-        return False
+            self._held = True
 
-    def _leave_block(self) -> None:
-        """Give the open block back, or keep it until there is room to replace it."""
-        self._batch.attach(None)
-        self._blocks += 1
-        self._held = True
-        with contextlib.suppress(PinnedError):  # raised when the next block is to be opened
-            self._give_back()
+    def _deliver(self) -> int:
+        """Dispatch the batch; how many packets it had."""
+        gro, batch = self._gro, self._batch
+        if gro.pending:  # by the program itself
+            gro.flush()
+        count = len(batch)
+        before = gro._packets_in
+        # What is left of a block after a hook's exception is the next batch.
+        self._held = not self._reader.left
+        self._spent = True
+        try:
+            if count:
+                gro.dispatch(batch)
+        except PinnedError:
+            # An engine that has no space for headers takes nothing: the batch waits until it has.
+            self._spent = gro._packets_in != before
+            raise
+        finally:
+            if self._spent:
+                batch.clear()
+                if self._held:
+                    batch.attach(None)
+                    with contextlib.suppress(PinnedError):  # raised before the next is opened
+                        self._give_back()
+        return count
 
     def _give_back(self) -> None:
         """Give the block at hand back to the kernel, or another in its place."""
@@ -283,6 +298,7 @@ class PacketRingDispatcher(LiveDispatcher):
         hot.give_back(memory.headers[self._next])
         self._next = (self._next + 1) % len(memory.headers)
         self._held = False
+        self._blocks += 1
 
     def _fail(self, number: int) -> NoReturn:
         self._down = self._down or number == errno.ENETDOWN
@@ -298,8 +314,8 @@ class PacketRingDispatcher(LiveDispatcher):
 
     def _count_drops(self) -> None:
         """Have the kernel's counters added, while the socket is open."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # closed by another thread meanwhile
+        with self._using, contextlib.suppress(OSError):  # closed by others
+            if self._descriptor >= 0:
                 self._socket.counters.read(self._descriptor)
 
 

@@ -4,9 +4,16 @@ A view that somebody kept into a block must go on showing the same bytes, while 
 the block again. So such a block is replaced: its pages are exchanged, in place, for a private copy
 that lives as long as its views do, and the ring's own pages are mapped again elsewhere. The mmap
 module has no word for that, and would keep a duplicate of the socket open: this uses mmap(2).
+
+What the views of a block refer to is an mmap object all the same, made without a file for the
+sake of its addresses, to which the ring's pages are moved. It unmaps what is there when the last
+reference to it goes, later than every callback and finalizer of a collected cycle: those may still
+look at the block.
 """
 
+import contextlib
 import ctypes
+import mmap
 import os
 import sys
 import weakref
@@ -50,42 +57,42 @@ if sys.platform == "linux":
 
 
 class RingMemory:
-    """The ring of a packet socket, mapped: ``count`` blocks of ``size`` bytes.
+    """The ring of a packet socket, mapped: ``count`` blocks of ``size`` bytes, each by itself.
 
     blocks: each as an object with the buffer protocol, to be looked at through its views only.
     headers: writable views of the struct tpacket_block_desc that each begins with.
-    Both lists are changed by `replace`.
+    Both lists are changed by `replace`, and empty after `close`.
 
     Raises OSError where the kernel refuses.
     """
 
-    __slots__ = (
-        "_addresses",
-        "_alone",
-        "_count",
-        "_descriptor",
-        "_kept",
-        "_size",
-        "blocks",
-        "headers",
-    )
+    __slots__ = ("_alone", "_count", "_descriptor", "_kept", "_size", "blocks", "headers")
 
     def __init__(self, descriptor: int, size: int, count: int) -> None:
         self._descriptor = descriptor
         self._size = size
         self._count = count
-        self._kept: list[weakref.finalize[Any, Any]] = []
+        self._kept: list[weakref.ref[Any]] = []
+        self.blocks: list[Any] = []
+        self.headers: list[memoryview] = []
         start = self._map_ring()
-        self._addresses = [start + number * size for number in range(count)]
-        self.blocks: list[Any] = [self._block(address) for address in self._addresses]
-        self.headers: list[memoryview] = [_header(address) for address in self._addresses]
+        try:
+            for number in range(count):
+                self.blocks.append(_moved(start + number * size, size))
+        except BaseException as error:
+            # The one at hand may have been moved already when a signal came.
+            done = (len(self.blocks) + (not isinstance(error, OSError))) * size
+            if done < count * size:
+                _munmap(start + done, count * size - done)
+            raise
+        self.headers += map(_header, self.blocks)
         # However many references this interpreter counts for an object that nobody else has.
         self._alone = sys.getrefcount(self.blocks[0])
 
     @property
     def kept(self) -> int:
-        """Replaced blocks of which views still exist."""
-        self._kept = [end for end in self._kept if end.alive]
+        """Blocks that are the ring's no longer, and of which views still exist."""
+        self._kept = [kept for kept in self._kept if kept() is not None]
         return len(self._kept)
 
     def is_looked_at(self, number: int) -> bool:
@@ -97,58 +104,91 @@ class RingMemory:
 
         Raises OSError where there is no memory; nothing has changed then.
         """
-        start = self._map_ring()
+        fresh = self._map_block(number)
+        header = _header(fresh)
+        former = self.blocks[number], self.headers[number]
+        self.blocks[number], self.headers[number] = fresh, header
         try:
-            self._part_with(number)
-        except BaseException:
-            _munmap(start, self._count * self._size)
+            _copy_in_place(former[0], self._size)
+        except OSError:
+            self.blocks[number], self.headers[number] = former
             raise
-        address = start + number * self._size
-        end = address + self._size
-        if number:
-            _munmap(start, address - start)
-        if number + 1 < self._count:
-            _munmap(end, start + self._count * self._size - end)
-        self._addresses[number] = address
-        self.blocks[number] = self._block(address)
-        self.headers[number] = _header(address)
+        except BaseException:  # a signal: before or after, and a copy can be copied
+            _copy_in_place(former[0], self._size)
+            raise
+        finally:
+            if self.blocks[number] is fresh:
+                self._kept.append(weakref.ref(former[0]))
 
     def close(self) -> None:
-        """Unmap the ring. Views of its blocks stay readable. Closing again does nothing."""
-        for number, address in enumerate(self._addresses):
-            if self.is_looked_at(number):
-                self._part_with(number)
-            else:
-                _munmap(address, self._size)
-        self._addresses = []
-        self.blocks = []
-        self.headers = []
+        """Unmap the ring. Views of its blocks stay readable. Closing again does nothing.
 
-    def _block(self, address: int) -> Any:
-        return (ctypes.c_ubyte * self._size).from_address(address)
+        Where there is no memory for a copy of a block that is looked at, the block itself stays
+        mapped until its views are gone, and the kernel keeps the ring for as long.
+        """
+        while self.blocks:
+            last = len(self.blocks) - 1
+            if self.is_looked_at(last):
+                former = self.blocks[last]
+                with contextlib.suppress(OSError):
+                    _copy_in_place(former, self._size)
+                self._kept.append(weakref.ref(former))
+                del former
+            del self.headers[last:]
+            del self.blocks[last:]
 
     def _map_ring(self) -> int:
         """Map all of the ring: the kernel gives all or nothing."""
         return _mapped(_mmap(None, self._count * self._size, PROT, MAP_SHARED, self._descriptor, 0))
 
-    def _part_with(self, number: int) -> None:
-        """Exchange the pages of a block for a copy, which is freed when its views are gone."""
+    def _map_block(self, number: int) -> mmap.mmap:
+        """Map one block of the ring once more."""
         size = self._size
-        address = self._addresses[number]
-        copy = _mapped(_mmap(None, size, PROT, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
-        ctypes.memmove(copy, address, size)
+        before = number * size
+        after = (self._count - number - 1) * size
+        start = self._map_ring()
         try:
-            _mapped(_mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, address))
+            return _moved(start + before, size)
         except OSError:
-            _munmap(copy, size)
+            _munmap(start + before, size)
             raise
-        end = weakref.finalize(self.blocks[number], _munmap, address, size)
-        end.atexit = False  # views may be read until the very end
-        self._kept.append(end)
+        finally:
+            if before:
+                _munmap(start, before)
+            if after:
+                _munmap(start + before + size, after)
 
 
-def _header(address: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * BLOCK_HEADER).from_address(address)).cast("B")
+def _moved(address: int, size: int) -> mmap.mmap:
+    """An object that has the pages at ``address``, which are moved to where it is."""
+    block = mmap.mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS, prot=PROT)
+    _move(address, size, _address(block))
+    return block
+
+
+def _copy_in_place(block: mmap.mmap, size: int) -> None:
+    """Exchange the pages of a block for a copy, which nobody else writes to."""
+    address = _address(block)
+    copy = _mapped(_mmap(None, size, PROT, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
+    try:
+        ctypes.memmove(copy, address, size)
+        _move(copy, size, address)
+    except OSError:
+        _munmap(copy, size)
+        raise
+
+
+def _move(address: int, size: int, target: int) -> None:
+    """Move pages in place of others."""
+    _mapped(_mremap(address, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target))
+
+
+def _address(block: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(block))
+
+
+def _header(block: mmap.mmap) -> memoryview:
+    return memoryview(block)[:BLOCK_HEADER]
 
 
 def _mapped(address: int | None) -> int:

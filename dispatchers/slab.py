@@ -72,7 +72,7 @@ class SlabDispatcher(LiveDispatcher):
     A subclass implements `_fill`, and `_aim` where it must know of another slab.
     """
 
-    __slots__ = ("_batch", "_failure", "_gro", "_taken", "_waiting")
+    __slots__ = ("_batch", "_failure", "_gro", "_spent")
 
     def __init__(
         self, descriptor: int, name: str, hook: Hook, config: GroConfig, stride: int
@@ -84,8 +84,7 @@ class SlabDispatcher(LiveDispatcher):
             max_slabs=config.max_slabs,
         )
         self._failure = 0
-        self._taken = 0
-        self._waiting = False
+        self._spent = False  # the delivery of what is in the batch has begun
         self._aim(self._batch)
         super().__init__(descriptor, name)
 
@@ -102,12 +101,12 @@ class SlabDispatcher(LiveDispatcher):
         """Read into the slab of ``batch`` from now on."""
 
     def _receive(self) -> int:
-        # A batch that is not empty was read, and its delivery never began: a signal came between.
-        if not self._waiting and not len(self._batch):
+        # What was read and not delivered waits: for space, or as a signal came between.
+        if self._spent or not len(self._batch):
             self._read()
         count = len(self._batch)
         if count:
-            self._deliver(count)
+            self._deliver()
         elif self._failure:  # after packets it waits for their delivery
             failure, self._failure = self._failure, 0
             self._fail(failure)
@@ -116,21 +115,24 @@ class SlabDispatcher(LiveDispatcher):
     def _read(self) -> None:
         """Read a batch, unless a failure is still to be told."""
         self._batch.recycle()
+        self._spent = False
         self._aim(self._batch)  # also the same slab may have come back at another address
         if not self._failure:
             self._failure = self._fill(self._batch)
 
-    def _deliver(self, count: int) -> None:
-        """Dispatch the batch, which has ``count`` packets."""
-        self._waiting = False
+    def _deliver(self) -> None:
+        """Dispatch the batch, which is not empty."""
+        gro = self._gro
+        if gro.pending:  # by the program itself
+            gro.flush()
+        before = gro._packets_in
+        self._spent = True
         try:
-            self._gro.dispatch(self._batch)
-            self._taken += count
-        except BaseException as error:
-            before, self._taken = self._taken, self._gro.stats.packets_in
+            gro.dispatch(self._batch)
+        except PinnedError:
             # An engine that has no space for headers takes nothing: the batch waits until it has.
-            self._waiting = isinstance(error, PinnedError) and before == self._taken
+            self._spent = gro._packets_in != before
             raise
         finally:
-            if not self._waiting:
+            if self._spent:
                 self._batch.clear()

@@ -23,8 +23,8 @@ cdef class GroDispatcher:
     cdef object _limits
 
     cdef int _made(self) except -1
-    cdef int _enter(self) except -1
-    cdef int _leave(self) except -1
+    cdef int _ready(self) except -1
+    cdef int _tell(self) except -1
     @cython.locals(engine=Engine)
     cdef int _apply(self, object limits) except -1
     cdef int _begin(self, Batch batch) except -1

@@ -129,13 +129,15 @@ class GroDispatcher:
         PinnedError where views that the hook kept leave no space for headers (see
         `GroConfig.max_slabs`): the packets from there on were not taken.
         """
-        self._enter()
+        self._ready()
         try:
+            self._state = BUSY
             if type(packets) is Batch:
                 return self._dispatch_batch(packets)
             return self._dispatch_iterable(packets)
         finally:
-            self._leave()
+            self._state = IDLE
+            self._tell()
 
     def enqueue(
         self,
@@ -155,8 +157,9 @@ class GroDispatcher:
         At capacity, what is pending is flushed first. Raises PinnedError as `dispatch` does; the
         packet was not taken then.
         """
-        self._enter()
+        self._ready()
         try:
+            self._state = BUSY
             self._room()
             self._own._store(
                 packet,
@@ -171,19 +174,22 @@ class GroDispatcher:
             )
             self._run()
         finally:
-            self._leave()
+            self._state = IDLE
+            self._tell()
 
     def flush(self) -> int:
         """Deliver what is pending; how many packets the hook was given (0: it was not called)."""
         if self._state == CLOSED:
             return 0
-        self._enter()
+        self._ready()
         try:
+            self._state = BUSY
             count = self._engine.out_count
             self._flush()
             return count
         finally:
-            self._leave()
+            self._state = IDLE
+            self._tell()
 
     def close(self) -> None:
         """Flush, and refuse packets from now on. Closing again does nothing."""
@@ -258,12 +264,23 @@ class GroDispatcher:
         stats: Stats = self._outbox.stats()
         return stats
 
+    @property
+    def _packets_in(self) -> int:
+        """`Stats.packets_in` by itself, for dispatchers."""
+        self._made()
+        return self._outbox._packets_in
+
     def _made(self) -> int:
         if not self._state:
             raise EngineStateError("the engine was not initialised")
         return 0
 
-    def _enter(self) -> int:
+    def _ready(self) -> int:
+        """Raise what forbids to enter the engine.
+
+        Interpreted, a signal handler may raise between any two calls: so the state changes after
+        ``try``, and is the first thing to be put back.
+        """
         if self._state != IDLE:
             if self._state == CLOSED:
                 raise EngineStateError("the engine is closed")
@@ -272,11 +289,10 @@ class GroDispatcher:
                     "the engine is at work: it was entered by its own hook or by a second thread"
                 )
             self._made()
-        self._state = BUSY
         return 0
 
-    def _leave(self) -> int:
-        self._state = IDLE
+    def _tell(self) -> int:
+        """Raise what a predicate raised, once its batch was delivered."""
         if self._engine.failure is not None and not self._engine.out_count:
             failure = self._engine.failure
             self._engine.failure = None

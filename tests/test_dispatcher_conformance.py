@@ -263,7 +263,7 @@ def test_closing_from_another_thread_ends_a_run(name: str, engine: Engine) -> No
         number = dispatcher.fileno()
         thread = threading.Thread(target=dispatcher.run)
         thread.start()
-        while not dispatcher._thread:
+        while not dispatcher._turns:
             time.sleep(0.001)
         dispatcher.close()
         thread.join(10)

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import re
 import resource
 import socket
 import sys
@@ -15,10 +16,11 @@ from typing import Any, Self
 
 import pytest
 
-from netstack_gro.errors import GroError
+from netstack_gro.errors import DeviceError, GroError
 from tests import builders, lab
 from tests.engines import Engine
 from tests.requirements import lacks_tun, require
+from tests.test_live_misuse import maker
 
 PACKETS = 50
 PAYLOAD = bytes(100)
@@ -329,6 +331,103 @@ def test_an_opening_that_is_refused_leaves_nothing_open(place: Place, kind: str)
             refused(place, kind)
     assert descriptors() == before
     assert place.here.interfaces() == INTERFACES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cycle", [False, True])
+def test_one_that_nobody_has_any_more_warns_and_is_closed(
+    place: Place, kind: str, cycle: bool
+) -> None:
+    before = descriptors()
+    hook = Tally()
+    dispatcher, _feed = place.open(kind, hook)
+    if cycle:
+        hook.dispatcher = dispatcher  # type: ignore[attr-defined]
+    name = re.escape(dispatcher.name)
+    dropped = [dispatcher]
+    del dispatcher, hook
+
+    def drop() -> None:
+        dropped.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match=f"^{name}: .* was never closed"):
+        drop()
+    place.forget()
+    assert descriptors() == before
+    assert place.here.interfaces() == INTERFACES
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def at_most_more_descriptors(count: int) -> Iterator[None]:
+    """Within, only so many can be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = (number for number in itertools.count() if not is_open(number))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, count, None)), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", ["readv", "recvmmsg", "interface", "ring"])
+def test_without_descriptors_it_is_the_device_that_cannot_be_opened(
+    place: Place, kind: str
+) -> None:
+    make = maker("recvmmsg" if kind == "interface" else kind, place.engine)
+
+    def fails(more: int) -> bool:
+        """Whether it cannot be opened with so many more descriptors, as it should be."""
+        source: Any = "in"
+        before = descriptors()
+        if kind in {"readv", "recvmmsg"}:
+            source, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            place.ends.callback(other.close)
+        with suppress(DeviceError), at_most_more_descriptors(more):
+            make(source, print).close()
+            return False
+        place.forget()
+        assert descriptors() == before
+        return True
+
+    with place.here:
+        assert fails(0)
+        assert not all(map(fails, range(9)))
+
+
+@pytest.mark.parametrize("kind", ["interface", "ring"])
+def test_counters_are_not_asked_of_a_descriptor_that_is_closed_meanwhile(
+    place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher, _feed = place.open(kind, print)
+    number = dispatcher.fileno()
+    counters = place.engine.module("dispatchers.packet_socket").PacketCounters
+    read = counters.read
+    closing = threading.Thread(target=dispatcher.close)
+    seen = []
+
+    def slowly(self: Any, descriptor: int) -> None:
+        if threading.current_thread() is not closing:
+            closing.start()
+            closing.join(0.2)  # which it does not, while this is going on
+            os.fstat(descriptor)
+        seen.append(descriptor)
+        read(self, descriptor)
+
+    monkeypatch.setattr(counters, "read", slowly)
+    assert dispatcher.stats.dropped == 0
+    closing.join(10)
+    assert not closing.is_alive()
+    assert dispatcher.stats.dropped == 0
+    assert seen == [number, number]
 
 
 @pytest.mark.slow
