@@ -22,9 +22,11 @@ async def serve(source: LiveSource, *, batches: int = BATCHES_PER_TURN) -> int:
     """Dispatch in the running event loop until `stop` is called or the source has ended.
 
     Returns how many packets there were. The hook is called in the loop's thread, between its
-    other callbacks. What the hook or the kernel raises propagates from here, as it would from
-    `run`, and so does a cancellation, which ends it between two batches. The source stays open,
-    and may be served or run again.
+    other callbacks. It is an ordinary function, as for `run`: it is called and not awaited, so it
+    cannot be a coroutine function. What takes longer it hands on (`Packet.detach`,
+    `asyncio.Queue.put_nowait`). What the hook or the kernel raises propagates from here, as it
+    would from `run`, and so does a cancellation, which ends it between two batches. The source
+    stays open, and may be served or run again.
 
     batches: how many are dispatched at most before the loop's other callbacks get their turn.
 

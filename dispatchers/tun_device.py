@@ -132,9 +132,10 @@ class TunDevice:
     The descriptor is non-blocking. The device is down and without an address at first: `up` sets
     it up, the rest is for netlink. A context manager; leaving it closes the descriptor.
 
-    Raises NotPermittedError without CAP_NET_ADMIN, UnsupportedError where there is no TUN driver,
-    ConfigError for a name that cannot be one, and DeviceError for a device that is in use (EBUSY)
-    or exists with another kind or another idea of queues (EINVAL).
+    Raises NotPermittedError without CAP_NET_ADMIN, or where /dev/net/tun may not be opened,
+    UnsupportedError where there is no TUN driver, ConfigError for a name that cannot be one, and
+    DeviceError for a device that is in use (EBUSY) or exists with another kind or another idea of
+    queues (EINVAL).
     """
 
     __slots__ = (
@@ -319,6 +320,9 @@ class TunDevice:
             answer = fcntl.ioctl(descriptor, TUNGETIFF, bytes(40))
         except OSError as error:
             name = getattr(self, "_name", f"descriptor {descriptor}")
+            if error.errno == errno.EBADFD:
+                doing = "is no attached TUN device: it was deleted, or never attached"
+                raise DeviceGoneError(name, error.errno, doing) from error
             raise device_error(name, error, "is no attached TUN device") from error
         name, flags = struct.unpack_from(f"={IFNAMSIZ}sH", answer)
         return os.fsdecode(name.rstrip(b"\0")), flags
@@ -398,7 +402,9 @@ def _open_node(name: str) -> int:
                 f"there is no TUN driver at {_NODE}: {error.strerror} (load the module tun; give "
                 "a container the device)",
             ) from error
-        raise device_error(name, error, f"{_NODE} cannot be opened") from error
+        # By the file's mode; EPERM comes of a container's device list, where no right helps.
+        right = "CAP_DAC_OVERRIDE" if error.errno == errno.EACCES else None
+        raise device_error(name, error, f"{_NODE} cannot be opened", right=right) from error
 
 
 def _attach(descriptor: int, name: bytes, flags: int) -> None:
@@ -408,7 +414,10 @@ def _attach(descriptor: int, name: bytes, flags: int) -> None:
         shown = os.fsdecode(name)
         doing = "cannot be attached"
         if error.errno == errno.EBUSY:
-            doing += ", another descriptor is (multi_queue=True allows several)"
+            doing += (
+                ", its one queue is in use already (a device that is opened with "
+                "multi_queue=True everywhere has several)"
+            )
         elif error.errno == errno.EINVAL:
             doing += (
                 f" as a {'TAP' if flags & IFF_TAP else 'TUN'} device with "

@@ -13,15 +13,33 @@ import netstack_gro
 from netstack_gro.commands import live, probe, replay
 from netstack_gro.commands.terminal import (
     CLOSED_PIPE,
+    FAILED,
     INTERRUPTED,
     PROGRAM,
     UNREADABLE,
+    UNWRITABLE,
     complain,
 )
 from netstack_gro.errors import GroError
 from netstack_gro.replay import engine_name
 
 __all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  netstack-gro replay capture.pcapng
+  sudo netstack-gro live --interface eth0
+  netstack-gro probe
+
+exit status:
+  0    done
+  1    replay: verification failed, or a warning under --strict; or the output is full
+  2    something could not be read or begun, or the command line is wrong
+  130  interrupted (live ends with 0)
+  141  whoever read the output closed it
+
+COMMAND --help has the rest: what it takes, and the keys of --json.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,15 +54,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = INTERRUPTED
     except BrokenPipeError:
         status = CLOSED_PIPE
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            status = CLOSED_PIPE
-        else:
-            complain(str(error))
-            status = UNREADABLE
     except GroError as error:
         complain(str(error))
         status = UNREADABLE
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            status = CLOSED_PIPE
+        elif error.errno in UNWRITABLE:
+            complain(f"standard output: cannot be written: {error.strerror}")
+            status = FAILED
+        else:
+            complain(str(error))
+            status = UNREADABLE
     except MemoryError:
         complain("out of memory")
         status = UNREADABLE
@@ -72,7 +93,10 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=PROGRAM, description="Receive offload (GRO) for network stacks in user space."
+        prog=PROGRAM,
+        description="Receive offload (GRO) for network stacks in user space.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = f"{PROGRAM} {netstack_gro.__version__} ({engine_name()} engine)"
     parser.add_argument("--version", action="version", version=version)

@@ -137,7 +137,10 @@ class DeviceDownError(DeviceError):
 
 
 class NotPermittedError(DeviceError, PermissionError):
-    """A right is missing; ``right`` names it (capabilities(7)), where it is known."""
+    """A right is missing; ``right`` names it (capabilities(7)), where one would do.
+
+    `netstack_gro.probe.rights.advice` says how to come by it.
+    """
 
     def __init__(self, name: str, number: int, message: str, right: str | None = None) -> None:
         super().__init__(name, number, message)
@@ -190,7 +193,8 @@ class UdpSendError(DeviceError):
         )
 
 
-_GONE = frozenset({errno.EBADF, getattr(errno, "EBADFD", errno.EBADF), errno.ENODEV, errno.ENXIO})
+_DELETED = getattr(errno, "EBADFD", -1)  # what a TUN answers when its device is no more
+_GONE = frozenset({errno.EBADF, _DELETED, errno.ENODEV, errno.ENXIO})
 _REFUSED = frozenset({errno.EPERM, errno.EACCES})
 
 
@@ -204,6 +208,8 @@ def device_error(
     """
     number = cause if isinstance(cause, int) else cause.errno or 0
     message = f"{doing}: {os.strerror(number)}" if number else f"{doing}: {cause}"
+    if number == _DELETED:
+        message = f"{doing}: the device was deleted"
     if number in _REFUSED:
         if right is not None:
             message += f" ({right} is needed)"

@@ -76,7 +76,9 @@ class PacketSample(Sample):
     that these stand for, as some come merged already. packets_out, bytes_out: what was delivered.
     super_packets: delivered packets made of at least two; segments: the packets in them;
     largest_super_packet: the most in one. verdicts: packets read, by `Verdict`; closed: heads, by
-    `CloseReason`; names in lower case, without those that are 0.
+    `CloseReason`; names in lower case, without those that are 0. A super-packet of the kernel that
+    was alone in its batch counts as already_aggregated here; the engine, which does not look at
+    it, calls it alone.
     """
 
     reads: int = 0
@@ -164,6 +166,7 @@ class PacketMeter:
     def __init__(self, dropped: Callable[[], int] | None = None) -> None:
         self._dropped = dropped
         self._wire = 0
+        self._lone_aggregates = 0
         self._largest = 0
         self._largest_ever = 0
         self._before: _Counts = {}
@@ -182,6 +185,8 @@ class PacketMeter:
                 verdict = packet.verdict
                 if verdict is _AGGREGATED or verdict is _ALONE:
                     inputs = packet.gso_segs or 1
+                    if inputs > 1 and verdict is _ALONE:
+                        self._lone_aggregates += 1
             wire += inputs
         self._wire += wire
         self._largest = max(self._largest, largest)
@@ -215,6 +220,9 @@ class PacketMeter:
         if self._dropped is not None:
             counts["", "dropped_by_kernel"] += self._dropped()
         counts |= {("verdicts", key.name.lower()): count for key, count in engine.verdicts.items()}
+        lone = self._lone_aggregates
+        counts["verdicts", _ALONE.name.lower()] -= lone
+        counts["verdicts", _AGGREGATED.name.lower()] += lone
         counts |= {("closed", key.name.lower()): count for key, count in engine.closed.items()}
         return counts | _losses(stats)
 

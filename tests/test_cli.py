@@ -390,18 +390,40 @@ def test_an_output_that_cannot_be_made_is_2(some: Path, tmp_path: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("count", [1, 300])
-def test_a_full_disk_is_2(tmp_path: Path, count: int) -> None:
+def test_a_full_disk_is_1(tmp_path: Path, count: int) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     path = tmp_path / "many.pcapng"
     path.write_bytes(capture([udp4(bytes(900), dport=number) for number in range(count)]))
     result = run("replay", "-o", "/dev/full", path)
-    assert result.returncode == 2
+    assert result.returncode == 1
     assert "/dev/full: cannot be written: No space left on device" in result.stderr
     with Path("/dev/full").open("wb") as full:
         result = run("replay", path, capture_output=False, stdout=full, stderr=subprocess.PIPE)
-    assert result.returncode == 2
-    assert "No space left on device" in result.stderr
+    assert result.returncode == 1
+    refusal = "netstack-gro: standard output: cannot be written: No space left on device"
+    assert result.stderr.splitlines() == [f"engine: {ENGINE}", refusal]
+
+
+@posix
+def test_help_names_every_key_of_the_objects(some: Path) -> None:
+    (report,) = objects(run("replay", "--json", some))
+    text = run("replay", "--help").stdout.partition("--json prints")[2]
+    assert set(report) <= set(re.findall(r"\w+", text))
+
+
+@posix
+@pytest.mark.parametrize("arguments", [["--help"], ["probe"], ["live", "--udp", "127.0.0.1:0"]])
+def test_standard_output_that_is_full_is_1_and_one_line(arguments: list[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    if arguments[0] == "live":
+        arguments = [*arguments, "--duration", "0.1"]
+    with Path("/dev/full").open("wb") as full:
+        result = run(*arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+    assert result.returncode == 1
+    refusal = "netstack-gro: standard output: cannot be written: No space left on device"
+    assert result.stderr.splitlines()[-1] == refusal
 
 
 def test_standard_output_can_be_the_output(some: Path) -> None:

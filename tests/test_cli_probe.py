@@ -46,6 +46,10 @@ def test_json_is_one_object_with_what_was_promised() -> None:
     assert report["interface"]["mtu"] == 65_536
     assert report["interface"]["features"]["rx-gro"]["since"] == "2.6.29"
     assert objects(run("probe", "--json"))[0]["interface"] is None
+    words = run("probe", "--help").stdout.partition("--json prints")[2].replace(",", " ").split()
+    assert set(report) <= {word.strip(".:;") for word in words}
+    for ability in report["abilities"].values():
+        assert set(ability) <= {word.strip(".:;") for word in words}
 
 
 def test_an_interface_that_does_not_exist_is_said_and_no_failure() -> None:

@@ -124,6 +124,12 @@ def test_what_the_kernel_answers_is_an_error_of_the_class_that_fits(
         assert ("CAP_NET_RAW" in str(error)) is (kind is NotPermittedError)
 
 
+def test_what_a_tun_answers_when_it_was_deleted_is_said_in_words() -> None:
+    error = device_error("tun0", errno.EBADFD, "cannot be read")
+    assert type(error) is DeviceGoneError
+    assert str(error) == "tun0: cannot be read: the device was deleted"
+
+
 def test_an_error_without_a_number_keeps_its_text() -> None:
     error = device_error("eth0", OSError("it is unwell"), "cannot be read")
     assert str(error) == "eth0: cannot be read: it is unwell"

@@ -14,10 +14,13 @@ import pytest
 
 from netstack_gro import live as live_module
 from netstack_gro.dispatchers.base import DispatcherStats
+from netstack_gro.dispatchers.ring import RingStats
+from netstack_gro.dispatchers.slab import LiveStats
 from netstack_gro.errors import DeviceDownError, DeviceError, NotPermittedError
 from netstack_gro.live import Live, observe_udp
 from netstack_gro.samples import PacketMeter, PacketSample, Sample
 from netstack_gro.stats import Stats
+from netstack_gro.verdicts import Verdict
 from tests import rights
 from tests.engines import Engine
 from tests.requirements import lacks_root, lacks_tun, require
@@ -176,6 +179,16 @@ def test_rates_are_of_the_interval_and_json_has_them() -> None:
     assert json.loads(nothing.to_json())["packets_per_second_in"] == 0
 
 
+@pytest.mark.engineless
+def test_statistics_show_what_is_not_0() -> None:
+    engine = Stats(packets_in=3, verdicts={**Stats().verdicts, Verdict.MERGED: 3})
+    assert repr(DispatcherStats()) == "DispatcherStats(engine=Stats())"
+    assert repr(LiveStats(engine=engine, runts=2)) == (
+        "LiveStats(engine=Stats(packets_in=3, verdicts={MERGED: 3}), runts=2)"
+    )
+    assert repr(RingStats(dropped=1)) == "RingStats(engine=Stats(), dropped=1)"
+
+
 # --- what it counts ------------------------------------------------------------------------------
 
 
@@ -284,7 +297,48 @@ def test_what_the_kernel_merged_before_counts_as_the_packets_it_stands_for(
     check(samples, total)
     assert total.packets_in == 30
     assert total.wire_packets_in == 300
-    assert set(total.verdicts) <= {"already_aggregated", "alone"}
+    assert total.verdicts == {"already_aggregated": 30}
+
+
+def test_a_lone_super_packet_of_the_kernel_is_counted_as_what_it_is(
+    net: Any, engine: Engine
+) -> None:
+    from tests.tuns import send_train
+
+    near, far = pair(net)
+    with far:
+        live = engine.module("live").observe_interface("gro0", batch=1)
+
+    def send() -> None:
+        with near.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for _ in range(5):
+                send_train(sender, "10.0.0.2", bytes(950), 100)
+                sender.sendto(bytes(100), ("10.0.0.2", PORT))
+
+    samples, total = watch(net, far, live, send, 55)
+    check(samples, total)
+    assert total.verdicts == {"already_aggregated": 5, "alone": 5}
+
+
+def test_what_the_advice_switches_off_has_packets_come_as_on_a_wire(
+    net: Any, engine: Engine
+) -> None:
+    from tests.tuns import send_train
+
+    near, far = pair(net)
+    near.offloads("gro0", tso=False, gso=False, uso=False)
+    with far:
+        live = engine.module("live").observe_interface("gro0")
+
+    def send() -> None:
+        with near.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            for _ in range(5):
+                send_train(sender, "10.0.0.2", bytes(950), 100)
+
+    samples, total = watch(net, far, live, send, 50)
+    check(samples, total)
+    assert total.packets_in == total.wire_packets_in == 50
+    assert "already_aggregated" not in total.verdicts
 
 
 def test_a_tun_device_is_made_and_gone_afterwards(net: Any, engine: Engine) -> None:

@@ -135,12 +135,13 @@ def test_without_rights_it_says_which_is_missing_and_tries_the_rest() -> None:
         assert found[name] is Answer.YES, name
     for name in ("AF_PACKET", "RecvMmsgDispatcher", "PacketRingDispatcher"):
         assert found[name] is Answer.NO
-        assert report[name].detail == "CAP_NET_RAW is missing"
+        assert report[name].detail.endswith("CAP_NET_RAW is missing")
         assert "setcap cap_net_raw+ep" in report[name].advice
     for name in ("TUNSETIFF", "TunDispatcher"):
         assert found[name] is Answer.NO
-        assert report[name].detail == "CAP_NET_ADMIN is missing"
+        assert report[name].detail.endswith("CAP_NET_ADMIN is missing")
         assert "setcap cap_net_admin+ep" in report[name].advice
+    assert report["TunDispatcher"].detail == "TUNSETIFF: CAP_NET_ADMIN is missing"
     for name in ("PACKET_FANOUT", "TPACKET_V3", "TUN_F_USO"):
         assert found[name] is Answer.UNKNOWN
 
@@ -271,7 +272,10 @@ def test_a_missing_tun_driver_is_told_from_a_forbidden_one(
     assert report["/dev/net/tun"].answer is answer
     assert advice in report["/dev/net/tun"].advice
     assert report["TUN_F_CSUM"].answer is Answer.UNKNOWN
+    assert report["TUN_F_CSUM"].detail == "not tried, /dev/net/tun cannot be opened"
     assert report["TunDispatcher"].answer is answer
+    if number == errno.EACCES:
+        assert report["TunDispatcher"].detail == "/dev/net/tun: the right to open it is missing"
 
 
 def test_whatever_an_attempt_raises_is_an_answer() -> None:
@@ -365,6 +369,32 @@ def test_how_much_the_kernel_merges_is_seen(net: Any) -> None:
         found = describe("gro0")
     assert (found.gro_max_size, found.gro_ipv4_max_size) == (30_000, 30_000)
     assert found.gso_max_size == 65_536
+
+
+def test_the_other_end_of_a_veth_is_named_with_what_has_it_cut(net: Any) -> None:
+    here, there = net.namespace(), net.namespace()
+    net.veth(here, "gro0", there, "gro1")
+    net.veth(here, "near", here, "far")
+    with here:
+        far = describe("gro0")
+        near = describe("near")
+    assert (near.peer, near.peer_index) == ("far", here.index("far"))
+    (text,) = near.merged_before
+    assert text.startswith("packets come uncut from the other end of the veth, far, unless: ")
+    assert text.endswith("ethtool -K far tso off gso off tx-udp-segmentation off")
+    assert (far.peer, far.peer_index) == ("", there.index("gro1"))
+    (other,) = far.merged_before
+    assert f"interface {far.peer_index} of another network namespace" in other
+    here.offloads("near", gro=True)
+    with here:
+        first, second = describe("near").merged_before
+    assert first == "the kernel merges TCP first (rx-gro), unless: ethtool -K near gro off"
+    assert second == text
+
+
+def test_lo_is_cut_by_switching_off_its_own_segmentation() -> None:
+    (text,) = describe("lo").merged_before
+    assert "unless: ethtool -K lo tso off gso off tx-udp-segmentation off; ip link" in text
 
 
 def test_a_tun_device_carries_ip_and_may_be_down(net: Any) -> None:

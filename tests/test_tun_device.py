@@ -404,6 +404,20 @@ def test_on_another_system_it_says_what_it_takes(monkeypatch: pytest.MonkeyPatch
 # --- the end -----------------------------------------------------------------------------------
 
 
+def test_a_node_that_may_not_be_opened_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number, right in ((errno.EACCES, "CAP_DAC_OVERRIDE"), (errno.EPERM, None)):
+
+        def refusing(*arguments: Any, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "open", refusing)
+        with pytest.raises(NotPermittedError, match=r"^tun0: /dev/net/tun cannot be op") as caught:
+            TunDevice("tun0")
+        assert caught.value.right == right
+
+
 def test_a_deleted_device_is_gone(namespace: lab.Namespace) -> None:
     with namespace, TunDevice("tun0") as device:
         namespace.delete("tun0")
@@ -411,6 +425,7 @@ def test_a_deleted_device_is_gone(namespace: lab.Namespace) -> None:
             with pytest.raises(DeviceGoneError, match=r"^tun0: ") as caught:
                 doing()
             assert caught.value.errno == errno.EBADFD
+            assert "it was deleted" in str(caught.value)
 
 
 def test_its_mtu_is_not_to_be_had_from_another_namespace(namespace: lab.Namespace) -> None:

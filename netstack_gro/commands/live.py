@@ -12,7 +12,15 @@ from types import FrameType
 from typing import Any, Protocol
 
 from netstack_gro.commands import live_tables
-from netstack_gro.commands.terminal import DONE, UNREADABLE, complain, integer, rich_module, say
+from netstack_gro.commands.terminal import (
+    DONE,
+    UNREADABLE,
+    complain,
+    integer,
+    interface_name,
+    rich_module,
+    say,
+)
 from netstack_gro.config import MAX_CAPACITY
 from netstack_gro.dispatchers.ring import DEFAULT_CAPACITY
 from netstack_gro.dispatchers.slab import LIVE_CAPACITY
@@ -21,15 +29,24 @@ from netstack_gro.live import Live, observe_interface, observe_tun, observe_udp
 from netstack_gro.probe.interface import describe
 from netstack_gro.probe.rights import advice
 from netstack_gro.replay import engine_name
-from netstack_gro.samples import Sample
+from netstack_gro.samples import Sample, TrainSample
 
 __all__ = ["add"]
 
+_MAX_TRAINS = 1024  # what `UdpDispatcher` reads at once, at most
+
 _EPILOG = """\
+examples:
+  sudo netstack-gro live --interface eth0
+  sudo netstack-gro live --tun tun0 --duration 60
+  netstack-gro live --udp '[::1]:4433' --json
+
 The packets are only counted:
   --interface  sees copies of what the interface receives; the traffic goes its way. It takes
-               CAP_NET_RAW. Where the kernel's own GRO is on, TCP comes merged already:
-               ethtool -K IF gro off has it come as it was on the wire.
+               CAP_NET_RAW. Where the kernel's own GRO is on, TCP comes merged already
+               (already_aggregated): ethtool -K IF gro off has it come as it was on the wire. Over
+               a veth and over lo it comes as the sender made it, uncut: ethtool -K PEER tso off
+               gso off tx-udp-segmentation off, where PEER is the other end of the veth, or lo.
   --tun        consumes what the system sends into the device: nobody answers. The device is made
                unless it exists, and is gone afterwards unless it is persistent. Its addresses
                are yours to give: ip address add 192.0.2.1/24 dev NAME; ip link set NAME up.
@@ -39,10 +56,19 @@ The packets are only counted:
 
 exit status:
   0  done: interrupted (SIGINT, SIGTERM) or --duration was over; the summary has been printed
-  2  it could not begin (a right is missing: the message says which), or the device is gone
+  1  standard output takes no more (a full disk)
+  2  it could not begin (a right is missing: the message says which), the device is gone, or the
+     command line is wrong
 
 --json prints an object every second ("event": "sample"; the last is of what was left of one), and
-in the end one for all of it ("event": "summary").
+in the end one for all of it ("event": "summary"). Both have the same keys:
+  event, source, dispatcher, elapsed, interval, reads, dropped_by_kernel, losses
+  --interface, --tun: packets_in, wire_packets_in, bytes_in, packets_out, bytes_out,
+    super_packets, segments, segments_per_super_packet, largest_super_packet, verdicts, closed,
+    packets_per_second_in, bits_per_second_in, packets_per_second_out, bits_per_second_out
+  --udp: datagrams, bytes, trains, largest_train, sizes, datagrams_per_read,
+    datagrams_per_second, bits_per_second
+In losses, verdicts and closed, what is 0 is left out.
 """
 
 
@@ -56,8 +82,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sources = command.add_mutually_exclusive_group(required=True)
-    sources.add_argument("--interface", metavar="IF", help="copies of what IF receives")
-    sources.add_argument("--tun", metavar="NAME", help="what is sent into the TUN device NAME")
+    sources.add_argument(
+        "--interface", metavar="IF", type=interface_name, help="copies of what IF receives"
+    )
+    sources.add_argument(
+        "--tun", metavar="NAME", type=interface_name, help="what is sent into the TUN device NAME"
+    )
     sources.add_argument(
         "--udp", metavar="ADDR:PORT", type=_address, help="what is sent to this UDP address"
     )
@@ -120,13 +150,22 @@ def _address(text: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or (":" in host and not bracketed):
         raise argparse.ArgumentTypeError(f"{text!r} is not ADDR:PORT, such as [::1]:4433")
-    return host[1:-1] if bracketed else host.replace("*", ""), integer(port, 0, 65535)
+    try:
+        number = integer(port, 0, 65535)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: the port {error}") from error
+    return host[1:-1] if bracketed else host.replace("*", ""), number
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     for name, source in (("ring", "interface"), ("offloads", "tun")):
         if getattr(options, name) and getattr(options, source) is None:
             parser.error(f"--{name} goes with --{source} only")
+    if options.udp is not None and options.batch is not None and options.batch > _MAX_TRAINS:
+        parser.error(
+            f"argument --batch: '{options.batch}' is not an integer from 1 to {_MAX_TRAINS}, "
+            "which is what --udp takes"
+        )
 
 
 def _live(options: argparse.Namespace) -> int:
@@ -152,6 +191,7 @@ def _live(options: argparse.Namespace) -> int:
             finally:
                 printer.close()
         printer.end(total)
+        _explain_lone(options, total)
         if live.failure is not None:
             complain(str(live.failure))
             return UNREADABLE
@@ -183,8 +223,8 @@ def _explain_interface(name: str) -> None:
     found = describe(name)
     if not found.up:
         say(f"{name}: it is down; its packets come when it is up")
-    if found.feature("rx-gro"):
-        say(f"{name}: the kernel merges TCP first (rx-gro); not after ethtool -K {name} gro off")
+    for text in found.merged_before:
+        say(f"{name}: {text}")
 
 
 def _explain_tun(name: str, existed: bool) -> None:
@@ -194,7 +234,21 @@ def _explain_tun(name: str, existed: bool) -> None:
         say("it has no packets before it is up; in another terminal, with addresses of yours:")
         say(f"  ip address add 192.0.2.1/24 dev {name}")
         say(f"  ip link set {name} up")
-        say("  dd if=/dev/zero bs=1000 count=1000 >/dev/udp/192.0.2.2/9    # bash")
+        if found.link == "ethernet":  # nobody answers who has the address
+            say(f"  ip neighbour add 192.0.2.2 lladdr 02:00:00:00:00:02 dev {name}")
+        say("  dd if=/dev/zero bs=1000 count=400 >/dev/udp/192.0.2.2/9    # bash")
+
+
+def _explain_lone(options: argparse.Namespace, total: Sample) -> None:
+    """What would make trains, where nothing but lone datagrams came."""
+    if isinstance(total, TrainSample) and total.datagrams and not total.trains:
+        if options.udp_merge:
+            say(
+                "each datagram came alone: trains come of a sender that uses UDP_SEGMENT (over "
+                "loopback or a veth), or of an interface whose GRO merges UDP"
+            )
+        else:
+            say("each datagram came alone: that is what --no-udp-merge asks for")
 
 
 def _say_how(error: NotPermittedError) -> None:
@@ -299,8 +353,10 @@ def _printer(options: argparse.Namespace) -> _Printer:
     rich = None
     if sys.stdout is not None and sys.stdout.isatty():
         rich = rich_module("netstack_gro.commands.live_rich")
-    printer: _Printer = _Lines() if rich is None else rich.Screen(sys.stdout)
-    return printer
+    if rich is None or not rich.can_draw(sys.stdout):
+        return _Lines()
+    screen: _Printer = rich.Screen(sys.stdout)
+    return screen
 
 
 def _write(text: str) -> None:

@@ -10,7 +10,13 @@ from rich.text import Text
 from netstack_gro.commands import live_tables
 from netstack_gro.samples import PacketSample, Sample
 
-__all__ = ["Screen"]
+__all__ = ["Screen", "can_draw"]
+
+
+def can_draw(stream: IO[str]) -> bool:
+    """Whether a table can be drawn again in its place; not where TERM is dumb, for example."""
+    console = Console(file=stream)
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class Screen:

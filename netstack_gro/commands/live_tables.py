@@ -140,18 +140,20 @@ def _facts(total: Sample) -> Iterator[tuple[str, str]]:
 def _merged(total: PacketSample) -> str:
     if not total.super_packets:
         return "nothing"
+    plural = "" if total.super_packets == 1 else "s"
     return (
-        f"{total.segments:,} packets into {total.super_packets:,} super-packets: "
+        f"{total.segments:,} packets into {total.super_packets:,} super-packet{plural}: "
         f"{_mean(total.segments_per_super_packet)} in each, at most {total.largest_super_packet:,}"
     )
 
 
 def _trained(total: TrainSample) -> str:
     if not total.trains:
-        return "none: each datagram came alone"
+        return "none: each datagram came alone" if total.datagrams else "none"
     lone = total.reads - total.trains
+    plural = "" if total.trains == 1 else "s"
     return (
-        f"{total.datagrams - lone:,} datagrams in {total.trains:,} trains: "
+        f"{total.datagrams - lone:,} datagrams in {total.trains:,} train{plural}: "
         f"{(total.datagrams - lone) / total.trains:,.1f} in each, at most {total.largest_train:,}"
     )
 

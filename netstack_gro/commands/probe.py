@@ -10,10 +10,22 @@ from netstack_gro.probe import probe
 __all__ = ["add"]
 
 _EPILOG = """\
-Everything is tried on a throw-away object, and no right is needed. The exit status is 0 whatever
-is found; --json prints one object with rights, abilities, receive_buffer and interface, where an
-ability's "answer" is yes, unverifiable (the kernel took it and cannot tell), no, or unknown (it
-could not be tried).
+examples:
+  netstack-gro probe
+  netstack-gro probe --interface eth0
+  netstack-gro probe --json
+
+Everything is tried on a throw-away object, and no right is needed.
+
+exit status:
+  0  done, whatever is found
+  1  standard output takes no more (a full disk)
+  2  the command line is wrong
+
+--json prints one object: version, engine, system, release, user, problem, rights, abilities,
+receive_buffer, interface (null without --interface). Rights, abilities and an interface's features
+are objects by name. An ability has group, answer, since, meaning, detail and advice; its answer is
+yes, unverifiable (the kernel took it and cannot tell), no, or unknown (it could not be tried).
 """
 
 

@@ -95,7 +95,9 @@ def _interface(found: InterfaceReport) -> str:
     if not found.index:
         return f"{printable(found.name)}: {found.problem}"
     words = [f"{found.link or 'no link layer that is understood'} (ARPHRD {found.hardware})"]
-    words += [each for each in (found.kind, found.driver) if each]
+    words += list(dict.fromkeys(each for each in (found.kind, found.driver) if each))
+    if found.peer_index:
+        words.append(f"other end {found.peer or f'interface {found.peer_index} elsewhere'}")
     words += ["up" if found.up else "down", *(["no carrier"] if found.up > found.running else [])]
     words.append(f"MTU {found.mtu:,}")
     if found.problem:
@@ -133,6 +135,5 @@ def _all_advice(report: Report) -> Iterator[tuple[str, str]]:
         return
     if not found.index:
         yield found.name, "ip link shows which interfaces there are"
-    elif found.feature("rx-gro"):
-        text = "TCP is merged before a packet socket sees it; as it was on the wire it comes after"
-        yield found.name, f"{text} ethtool -K {found.name} gro off"
+    for text in found.merged_before:
+        yield found.name, text

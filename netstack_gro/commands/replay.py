@@ -20,6 +20,7 @@ from netstack_gro.commands.terminal import (
     DONE,
     FAILED,
     UNREADABLE,
+    UNWRITABLE,
     complain,
     integer,
     rich_module,
@@ -38,16 +39,23 @@ _BAR_AFTER = 1.0  # seconds
 _BAR_EVERY = 0.1
 
 _EPILOG = """\
+examples:
+  netstack-gro replay capture.pcapng
+  netstack-gro replay --verify --json a.pcap b.pcap.gz
+  tcpdump -w - | netstack-gro replay --window 0.001 -
+
 exit status:
   0  done
-  1  verification failed, or there was a warning and --strict
+  1  verification failed, there was a warning and --strict, or the output takes no more (a full
+     disk)
   2  a capture could not be read (what came before the damage is replayed), the output could not
-     be written, or the command line is wrong; the highest of all files counts
+     be made, or the command line is wrong; the highest of all files counts
 
---json prints one object for each FILE: file, link_types, packets_in, packets_out, super_packets,
-segments, bytes_in, verdicts, truncated, already_aggregated, verified, engine, warnings and more.
-Its verdicts (and closed: why heads were closed) have lower-case names; those that are 0 are left
-out.
+--json prints one object for each FILE, always with these keys:
+  file, engine, batch, window_ns, link_types, interfaces, packets_in, packets_out, super_packets,
+  segments, largest_segments, largest_bytes, bytes_in, bytes_out, verdicts, closed, truncated,
+  already_aggregated, checksum_offload, verified, faults, warnings, error
+Verdicts, and closed (why heads were closed), have lower-case names; those that are 0 are left out.
 """
 
 
@@ -173,7 +181,7 @@ def _replay(options: argparse.Namespace) -> int:
         if error.errno == errno.EPIPE:
             return CLOSED_PIPE
         complain(f"{output.name}: cannot be written: {error}")
-        return UNREADABLE
+        return FAILED if error.errno in UNWRITABLE else UNREADABLE
     finally:
         output.abandon()
     return status

@@ -1,6 +1,8 @@
 """What all commands say and how: standard error, rich where there is a terminal, exit status."""
 
 import argparse
+import errno
+import os
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -13,8 +15,10 @@ __all__ = [
     "INTERRUPTED",
     "PROGRAM",
     "UNREADABLE",
+    "UNWRITABLE",
     "complain",
     "integer",
+    "interface_name",
     "printable",
     "rich_module",
     "say",
@@ -28,6 +32,13 @@ UNREADABLE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 CLOSED_PIPE = 141  # 128 + SIGPIPE
 
+UNWRITABLE = frozenset(
+    getattr(errno, name, errno.EIO) for name in ("EDQUOT", "EFBIG", "EIO", "ENOSPC")
+)
+"""The errno of a write to an output that takes no more."""
+
+_LONGEST_NAME = 15  # IFNAMSIZ - 1, include/uapi/linux/if.h
+
 
 def integer(text: str, low: int, high: int) -> int:
     """The number that an argument is; the error that argparse reports where it is none."""
@@ -38,6 +49,16 @@ def integer(text: str, low: int, high: int) -> int:
     if not low <= value <= high:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {low} to {high}")
     return value
+
+
+def interface_name(text: str) -> str:
+    """The name of an interface that an argument is (dev_valid_name in net/core/dev.c)."""
+    length = len(os.fsencode(text))
+    if not 1 <= length <= _LONGEST_NAME or "/" in text or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of an interface, which has 1 to {_LONGEST_NAME} bytes and no '/'"
+        )
+    return text
 
 
 def rich_module(name: str) -> ModuleType | None:

@@ -104,7 +104,9 @@ def _dispatchers(abilities: list[Ability]) -> list[Ability]:
         lacking = [answers[name] for name in needs if answers[name].answer is not Answer.YES]
         if lacking:
             first = lacking[0]
-            detail = first.detail if first.answer is Answer.NO else f"it needs {first.name}"
+            detail = f"it needs {first.name}"
+            if first.answer is Answer.NO and first.detail:
+                detail = f"{first.name}: {first.detail}"
             found.append(question.answer(first.answer, detail, first.advice))
         else:
             found.append(question.answer(Answer.YES))

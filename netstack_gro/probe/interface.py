@@ -20,8 +20,10 @@ IFF_UP = 0x1  # include/uapi/linux/if.h
 IFF_RUNNING = 0x40
 
 # include/uapi/linux/if_link.h
+IFLA_LINK = 5
 IFLA_LINKINFO = 18
 IFLA_INFO_KIND = 1  # within IFLA_LINKINFO
+IFLA_LINK_NETNSID = 37  # there where IFLA_LINK is in another network namespace
 IFLA_GSO_MAX_SIZE = 41
 IFLA_GRO_MAX_SIZE = 58  # since 5.19
 IFLA_GRO_IPV4_MAX_SIZE = 64  # since 6.3
@@ -67,14 +69,17 @@ def describe(name: str) -> InterfaceReport:
         flags, link = read_link(found.index)
     except OSError as error:
         problem = f"rtnetlink does not describe it: {error.strerror}"
-    kind = dict(attributes(link.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_KIND, b"")
+    kind = _text(dict(attributes(link.get(IFLA_LINKINFO, b""))).get(IFLA_INFO_KIND, b""))
+    peer = (_number(link, IFLA_LINK) or 0) if kind == "veth" else 0
     return InterfaceReport(
         name=found.name,
         problem=problem,
         index=found.index,
         link=packet_socket.LINKS.get(found.hardware),
         hardware=found.hardware,
-        kind=_text(kind),
+        kind=kind,
+        peer=_name(peer) if peer and IFLA_LINK_NETNSID not in link else "",
+        peer_index=peer,
         driver=_driver(found.name),
         up=bool(flags & IFF_UP),
         running=bool(flags & IFF_RUNNING),
@@ -89,6 +94,14 @@ def describe(name: str) -> InterfaceReport:
 def _number(link: dict[int, bytes], attribute: int) -> int | None:
     value = link.get(attribute, b"")
     return struct.unpack("=I", value)[0] if len(value) == 4 else None
+
+
+def _name(index: int) -> str:
+    """The name of an interface of this network namespace; empty where it is gone."""
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return ""
 
 
 def _text(data: bytes) -> str:

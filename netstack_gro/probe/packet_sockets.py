@@ -48,8 +48,8 @@ def packet_sockets(right: str, advice: str) -> list[Ability]:
     """The abilities; right and advice: what a packet socket takes, and how to come by it."""
     first = settle(_SOCKET, _open, right, advice)
     if first.answer is not Answer.YES:
-        lacking = right if first.advice == advice else _SOCKET.name
-        return [first, *(each.without(lacking, first.advice) for each in _TRIALS)]
+        why = f"{right} is missing" if first.advice == advice else "there are no packet sockets"
+        return [first, *(each.untried(why, first.advice) for each in _TRIALS)]
     return [first, *(settle(each, attempt) for each, attempt in _TRIALS.items())]
 
 

@@ -9,6 +9,8 @@ from netstack_gro.config import Link
 
 __all__ = ["Ability", "Answer", "Feature", "InterfaceReport", "ReceiveBuffer", "Report", "Right"]
 
+_LOOPBACK = 772  # ARPHRD_LOOPBACK, include/uapi/linux/if_arp.h
+
 
 class Answer(StrEnum):
     """Whether something works here."""
@@ -95,7 +97,9 @@ class InterfaceReport:
     """A network interface. ``problem`` says what could not be found out, and is else empty.
 
     link: the engine's link layer for it, None where there is none. hardware: its ARPHRD_ number
-    (include/uapi/linux/if_arp.h). kind: "veth", "tun" and so on, "" for a physical one.
+    (include/uapi/linux/if_arp.h). kind: "veth", "tun" and so on, "" for a physical one and lo.
+    peer, peer_index: the other end of a veth; the name is "" where that is in another network
+    namespace, whose number the index then is. Of others both are empty.
     up: set up; running: with a carrier as well. mtu: bytes of IP.
     gro_max_size, gro_ipv4_max_size, gso_max_size: bytes of what the kernel merges at most for
     IPv6, for IPv4, and of what may be sent; None where the kernel is too old to tell.
@@ -107,6 +111,8 @@ class InterfaceReport:
     link: Link | None = None
     hardware: int = 0
     kind: str = ""
+    peer: str = ""
+    peer_index: int = 0
     driver: str = ""
     up: bool = False
     running: bool = False
@@ -119,6 +125,29 @@ class InterfaceReport:
     def feature(self, name: str) -> bool:
         """Whether the feature of that name is there and on."""
         return any(each.name == name and bool(each.on) for each in self.features)
+
+    @property
+    def merged_before(self) -> tuple[str, ...]:
+        """Why packets may come to it merged already, each with what to do about it."""
+        if self.hardware == _LOOPBACK:  # what it receives does not pass through the kernel's GRO
+            off = f"{_cut(self.name)}; ip link set {self.name} mtu 1500"
+            large = f"each up to its MTU of {self.mtu:,} bytes"
+            return (f"packets come over it uncut, {large}, unless: {off}",)
+        reasons = []
+        if self.feature("rx-gro"):
+            off = f"ethtool -K {self.name} gro off"
+            reasons.append(f"the kernel merges TCP first (rx-gro), unless: {off}")
+        if self.kind == "veth":
+            other = self.peer or f"interface {self.peer_index} of another network namespace"
+            off = _cut(self.peer or "NAME")
+            text = f"packets come uncut from the other end of the veth, {other}"
+            reasons.append(f"{text}, unless: {off}")
+        return tuple(reasons)
+
+
+def _cut(name: str) -> str:
+    """The command that has the kernel cut what is sent through an interface."""
+    return f"ethtool -K {name} tso off gso off tx-udp-segmentation off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,19 @@ _STATUS = Path("/proc/thread-self/status")  # proc(5): since Linux 3.17
 _OLD_STATUS = Path("/proc/self/status")
 
 
+# Rights that are better not given to an interpreter, as what they are needed for can be opened.
+_OTHER_WAYS = {
+    "CAP_DAC_OVERRIDE": (
+        "run it as root, or let all users open the file: chmod 0666 /dev/net/tun (making a device "
+        "takes CAP_NET_ADMIN even then)"
+    ),
+    "CAP_NET_BIND_SERVICE": (
+        "choose a port from 1024 on, run it as root, or let all users bind lower ones: "
+        "sysctl -w net.ipv4.ip_unprivileged_port_start=0"
+    ),
+}
+
+
 def read_rights() -> tuple[Right, Right]:
     """CAP_NET_ADMIN and CAP_NET_RAW, in this order."""
     held = _effective_set()
@@ -29,6 +42,8 @@ def read_rights() -> tuple[Right, Right]:
 
 def advice(name: str) -> str:
     """How to come by a right, such as ``CAP_NET_RAW``."""
+    if name in _OTHER_WAYS:
+        return _OTHER_WAYS[name]
     python = os.path.realpath(sys.executable or "python3")
     return (
         "run it as root, or give the interpreter the right, which every script it runs then has: "

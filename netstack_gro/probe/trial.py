@@ -48,9 +48,9 @@ class Question:
             advice=advice,
         )
 
-    def without(self, what: str, advice: str) -> Ability:
-        """The ability where ``what`` is missing, which a trial would take."""
-        return self.answer(Answer.UNKNOWN, f"not tried, {what} is missing", advice)
+    def untried(self, why: str, advice: str) -> Ability:
+        """The ability where it cannot be tried, and why."""
+        return self.answer(Answer.UNKNOWN, f"not tried, {why}", advice)
 
 
 def settle(

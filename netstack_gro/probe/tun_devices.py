@@ -40,6 +40,11 @@ _MODULE = (
     "(docker run --device /dev/net/tun --cap-add NET_ADMIN)"
 )
 
+_FORBIDDEN = (
+    f"chmod 0666 {TUN} lets any user open it (making a device takes CAP_NET_ADMIN even then); "
+    "a container has to be given it (docker run --device /dev/net/tun --cap-add NET_ADMIN)"
+)
+
 # Releases: commits f43798c27684 (vnet header and offloads), c8d68e6be1c3 (queues) and
 # 399e0827642f (USO) of the kernel.
 _DEVICE = Question(TUN, _GROUP, "2.4", "where TUN and TAP devices come from", _MODULE)
@@ -70,11 +75,11 @@ def tun_devices(permitted: bool, right: str, advice: str) -> list[Ability]:
 
 
 def _try_all(permitted: bool, right: str, advice: str) -> Iterator[Ability]:
-    there = settle(_DEVICE, _open, "the right to open it", f"chmod 0666 {TUN} lets everybody")
+    there = settle(_DEVICE, _open, "the right to open it", _FORBIDDEN)
     yield there
     if there.answer is not Answer.YES:
         for question in (_CREATE, *_FLAGS, *_OFFLOADS):
-            yield question.without(TUN, there.advice)
+            yield question.untried(f"{TUN} cannot be opened", there.advice)
         return
     accepted: list[TunOffloads] = []
     if permitted:
@@ -89,7 +94,8 @@ def _try_all(permitted: bool, right: str, advice: str) -> Iterator[Ability]:
         if accepted:
             yield question.answer(Answer.YES if getattr(accepted[0], name) else Answer.NO)
         else:
-            yield question.without(_CREATE.name if permitted else right, made.advice)
+            why = "no device could be made" if permitted else f"{right} is missing"
+            yield question.untried(why, made.advice)
 
 
 def _leave_network() -> None:
