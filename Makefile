@@ -53,7 +53,7 @@ $(VENV)/.build: $(VENV)/.made FORCE
 	@if cmp -s $@.now $@; then rm $@.now; else mv $@.now $@; fi
 
 $(VENV)/.installed: $(VENV)/.made $(VENV)/.build pyproject.toml setup.py $(COMPILED_FROM)
-	@echo "installing netstack-gro into $(VENV)"
+	@echo "installing netstack-gro into $(VENV) (compiling takes a minute or so)"
 	@PYTHONWARNINGS="ignore:Compat editable installs" \
 	  $(PIP) install --editable ".[cli]" --config-settings editable_mode=compat
 	@touch $@
@@ -63,7 +63,7 @@ $(VENV)/.group-%: $(VENV)/.made pyproject.toml
 	@$(PIP) install --group $*
 	@touch $@
 
-venv: $(VENV)/.installed ## the virtual environment, with the package installed in place
+venv: $(VENV)/.installed ## the virtual environment, with the package installed in place, compiled where it can be
 	@$(PY) -c 'import netstack_gro as n; print("engine:", "compiled" if n.__compiled__ else "interpreted")'
 
 # --- use ---------------------------------------------------------------------------------------
@@ -113,7 +113,8 @@ test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSani
 	  PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 NETSTACK_GRO_TEST_PACKETS=16000 \
 	  $(abspath $(PY)) -m pytest --capture=sys --engine=compiled \
 	    -m "not packaging and not engineless and not (live and slow)" --ignore=tests/test_soak.py \
-	    --ignore=tests/test_dispatcher_lifecycle.py --ignore=tests/test_cli_live.py \
+	    --ignore=tests/test_dispatcher_lifecycle.py --ignore-glob='tests/test_cli*.py' \
+	    --ignore=tests/test_examples.py \
 	    --ignore=tests/test_bounds.py --ignore=tests/test_hash_flood.py --ignore=tests/test_memory.py \
 	    --ignore=tests/test_kernel_oracle.py --ignore=tests/test_shared_captures.py $(ARGS)
 

@@ -16,7 +16,7 @@ from tests.engines import Engine
 from tests.traffic import LINKS
 
 ROOT = Path(__file__).resolve().parent.parent
-STRIDES = {"compiled": 6, "interpreted": 120}
+STRIDES = {"compiled": 12, "interpreted": 300}
 
 needs_mprotect = pytest.mark.skipif(os.name != "posix", reason="needs mmap and mprotect")
 
