@@ -7,7 +7,9 @@ the same nothing is read or handed on that does not lie within the block.
 
 from netstack_gro import codes, records
 from netstack_gro.batch import Batch
+from netstack_gro.config import within
 from netstack_gro.dispatchers import frames, native, ordered
+from netstack_gro.errors import ConfigError
 
 __all__ = ["BlockReader", "give_back", "is_ready"]
 
@@ -40,18 +42,36 @@ GSO_TCP = 1 << 8  # since 6.3
 DOT1Q = 0x8100  # ETH_P_8021Q, include/uapi/linux/if_ether.h
 SECOND_NS = 1_000_000_000
 LONGEST = 1 << 30  # config.MAX_PACKET
+VNET_SIZE = 10  # struct virtio_net_hdr
 
 
 def is_ready(header: memoryview) -> bool:
-    """Whether the kernel has handed over the block that begins with ``header``."""
+    """Whether the kernel has handed over the block that begins with ``header``.
+
+    Raises TypeError for what is no memoryview, ValueError for one that cannot be a header.
+    """
+    _check_header(header)
     base = records.view_base(header, header)
     return (ordered.load32(base, BLOCK_STATUS) & STATUS_USER) != 0
 
 
 def give_back(header: memoryview) -> None:
-    """Let the kernel use the block that begins with the writable ``header``."""
+    """Let the kernel use the block that begins with the writable ``header``.
+
+    Raises TypeError for what is no memoryview, ValueError for one that cannot be a header.
+    """
+    _check_header(header)
+    if header.readonly:
+        raise ValueError("the header cannot be written to")
     base = records.view_base(header, header)
     ordered.store32(base, BLOCK_STATUS, STATUS_KERNEL)
+
+
+def _check_header(header: memoryview) -> None:
+    if type(header) is not memoryview:
+        raise TypeError(f"a memoryview is required, not {type(header).__name__!r}")
+    if header.nbytes < NUM_PKTS or not header.c_contiguous:
+        raise ValueError("the view is no header of a block")
 
 
 class BlockReader:
@@ -74,13 +94,15 @@ class BlockReader:
     _vnet: int
 
     def __init__(self, interface: int, mtu: int, vnet_size: int) -> None:
-        self._interface = interface
-        self._mtu = mtu
-        self._vnet = vnet_size
+        self._left = 0  # nothing is open
+        self._interface = within("interface", interface, 0, 0xFFFFFFFF)
+        self._mtu = within("mtu", mtu, 0, 2**32 - 1)
+        self._vnet = within("vnet_size", vnet_size, 0, VNET_SIZE)
+        if vnet_size not in {0, VNET_SIZE}:
+            raise ConfigError("vnet_size", f"{vnet_size!r} is neither 0 nor {VNET_SIZE}")
         self._at = 0
         self._damaged = 0
         self._end = 0
-        self._left = 0
         self._truncated = 0
 
     @property
@@ -100,6 +122,8 @@ class BlockReader:
 
     def open(self, batch: Batch) -> bool:
         """Begin with the block that is the slab of an empty batch; whether it has any frames."""
+        if type(batch) is not Batch:
+            raise TypeError(f"a batch is required, not {type(batch).__name__!r}")
         if batch._size < BLOCK_HEADER:
             raise ValueError("the batch has no slab that may be a block")
         base = batch._base
@@ -109,7 +133,14 @@ class BlockReader:
         return self._left > 0
 
     def fill(self, batch: Batch) -> int:
-        """Put frames of the open block in the batch while both have some; how many it then has."""
+        """Put frames of the open block in the batch while both have some; how many it then has.
+
+        Raises ValueError for a batch whose slab is smaller than that block.
+        """
+        if type(batch) is not Batch:
+            raise TypeError(f"a batch is required, not {type(batch).__name__!r}")
+        if self._left and batch._size < self._end:
+            raise ValueError("the batch has another slab than the open block")
         base = batch._base
         while self._left and batch._count < batch._limit:
             at = self._at

@@ -1,4 +1,4 @@
-from netstack_gro cimport codes, records
+from netstack_gro cimport codes, records, wire
 from netstack_gro.batch cimport Batch
 from netstack_gro.dispatchers cimport frames, native
 from netstack_gro.records cimport Slot, SlotPointer
@@ -8,7 +8,9 @@ cimport cython
 cdef int SOL_SOCKET, SOL_PACKET, PACKET_AUXDATA, AUXDATA, SCM_TIMESTAMPNS
 cdef unsigned int TP_STATUS_CSUMNOTREADY, TP_STATUS_VLAN_VALID, TP_STATUS_VLAN_TPID_VALID
 cdef unsigned int TP_STATUS_CSUM_VALID, TP_STATUS_GSO_TCP, ETH_P_8021Q
-cdef int MSG_DONTWAIT, MSG_TRUNC, AGAIN, INTERRUPTED
+cdef int SOL_UDP, UDP_SEGMENT, MSG_DONTWAIT, MSG_TRUNC, AGAIN, INTERRUPTED
+cdef unsigned int UNTOUCHED
+cdef int VNET_SIZE, MAX_COUNT, MAX_STRIDE, MAX_CONTROL
 cdef long long SECOND
 
 
@@ -21,6 +23,7 @@ cdef class MessageVector:
     cdef byte *_names
     cdef int _count
     cdef int _used
+    cdef bint _flying
     cdef Py_ssize_t _start
     cdef Py_ssize_t _stride
     cdef Py_ssize_t _control_size
@@ -30,8 +33,19 @@ cdef class MessageVector:
     cdef int _lay_out(self, Py_ssize_t index) noexcept
     @cython.locals(index=cython.Py_ssize_t, start=cython.Py_ssize_t)
     cdef int _aim(self, byte *base) noexcept
-    @cython.locals(index=cython.int, entry=cython.Py_ssize_t, count=cython.int)
+    @cython.locals(
+        index=cython.int, entry=cython.Py_ssize_t, count=cython.int, arrived=cython.int
+    )
     cdef int _receive(self, int descriptor, int flags) noexcept
+    @cython.locals(done=cython.int)
+    cdef int _answered(self, Py_ssize_t place, int count) noexcept
+    @cython.locals(to=native.BytePointer)
+    cdef int _address(self, Py_ssize_t place, bytes name) except -1
+    @cython.locals(controls=native.BytePointer, at=cython.Py_ssize_t)
+    cdef int _control(
+        self, Py_ssize_t place, bytes control, Py_ssize_t used, int segment
+    ) except -1
+    cdef int _carry(self, Py_ssize_t place, Py_ssize_t address, Py_ssize_t length) noexcept
 
 
 @cython.final
@@ -48,6 +62,7 @@ cdef class PacketMessages:
     cdef unsigned long long _truncated
 
     cdef int _aim(self, Batch batch) except -1
+    cdef int _check(self, Batch batch) except -1
     @cython.locals(
         messages=MessageVector, base=native.ConstPointer, slot=SlotPointer, count=cython.int,
         index=cython.int, entry=cython.Py_ssize_t, length=cython.Py_ssize_t, at=cython.Py_ssize_t,

@@ -11,11 +11,13 @@ What the interpreter takes longer is the reading of control messages, not the ca
 call is used where there is a compiler, and ctypes elsewhere.
 """
 
-from netstack_gro import codes, records
+from netstack_gro import codes, records, wire
 from netstack_gro.batch import Batch
+from netstack_gro.config import within
 from netstack_gro.dispatchers import frames, native
+from netstack_gro.errors import ConfigError, EngineStateError
 
-__all__ = ["MessageVector", "PacketMessages"]
+__all__ = ["MessageVector", "PacketMessages", "check_places"]
 
 SOL_SOCKET = 1  # include/uapi/asm-generic/socket.h
 SOL_PACKET = 263  # include/linux/socket.h
@@ -28,11 +30,18 @@ TP_STATUS_VLAN_TPID_VALID = 0x40
 TP_STATUS_CSUM_VALID = 0x80
 TP_STATUS_GSO_TCP = 0x100  # since 6.3
 ETH_P_8021Q = 0x8100
+SOL_UDP = 17
+UDP_SEGMENT = 103  # include/uapi/linux/udp.h; a message of a u16, where the option takes an int
 MSG_DONTWAIT = 0x40  # include/linux/socket.h
 MSG_TRUNC = 0x20
 AGAIN = 11  # EAGAIN, include/uapi/asm-generic/errno-base.h
 INTERRUPTED = 4  # EINTR
 SECOND = 1_000_000_000
+UNTOUCHED = 0xFFFFFFFF  # in the place of a length, which no message has
+VNET_SIZE = 12  # struct virtio_net_hdr_mrg_rxbuf, include/uapi/linux/virtio_net.h; 10 without
+MAX_COUNT = 65_536
+MAX_STRIDE = 1 << 30
+MAX_CONTROL = 1 << 16
 
 
 class MessageVector:
@@ -40,12 +49,16 @@ class MessageVector:
 
     Each message has one buffer: of ``stride`` bytes, in a row in the memory that `aim` names;
     ``control_size`` bytes for control messages and ``name_size`` for an address.
+
+    In interpreted code a signal handler may raise when a call has returned and before anybody has
+    seen its answer. What the kernel has written tells which messages it was done with.
     """
 
     __slots__ = (
         "_control_size",
         "_controls",
         "_count",
+        "_flying",
         "_iovecs",
         "_memory",
         "_name_size",
@@ -59,6 +72,7 @@ class MessageVector:
     _control_size: int
     _controls: native.Memory
     _count: int
+    _flying: bool
     _iovecs: native.Memory
     _memory: list[bytearray]
     _name_size: int
@@ -69,10 +83,12 @@ class MessageVector:
     _vector: native.Memory
 
     def __init__(self, count: int, stride: int, control_size: int, name_size: int) -> None:
-        self._count = count
-        self._stride = stride
-        self._control_size = control_size
-        self._name_size = name_size
+        if self._vector:
+            raise EngineStateError("it is initialised once")
+        self._count = within("count", count, 1, MAX_COUNT)
+        self._stride = within("stride", stride, 0, MAX_STRIDE)
+        self._control_size = within("control_size", control_size, 0, MAX_CONTROL)
+        self._name_size = within("name_size", name_size, 0, MAX_CONTROL)
         # One more byte each: an empty bytearray has no memory to point at.
         self._memory = [
             bytearray(size + 1)
@@ -92,6 +108,7 @@ class MessageVector:
             self._lay_out(index)
         self._used = count
         self._start = 0
+        self._flying = False
 
     def _lay_out(self, index: int) -> int:
         """Point a message at its iovec, control buffer and name."""
@@ -114,6 +131,7 @@ class MessageVector:
         if start == self._start:
             return 0
         self._start = start
+        self._flying = False  # what has come all the same lies elsewhere
         for index in range(self._count):
             native.put_size(
                 self._iovecs,
@@ -123,16 +141,79 @@ class MessageVector:
         return 0
 
     def _receive(self, descriptor: int, flags: int) -> int:
-        """recvmmsg(2) without waiting: how many messages, or -errno."""
+        """recvmmsg(2) without waiting: how many messages, or -errno.
+
+        Where the answer of an earlier call was lost to an exception, it is given now.
+        """
+        if self._flying:
+            arrived = self._answered(0, self._count)
+            self._used = arrived or self._count  # all, for all that is known
+            self._flying = False
+            if arrived:
+                return arrived
         for index in range(self._used):  # what the kernel wrote over last time
             entry = index * native.MMSGHDR
             native.put_size(self._vector, entry + native.MSG_CONTROLLEN, self._control_size)
             native.put32(self._vector, entry + native.MSG_NAMELEN, self._name_size)
+            native.put32(self._vector, entry + native.MSG_LEN, UNTOUCHED)
         self._used = 0
+        self._flying = True
         count = native.recvmmsg(descriptor, self._vector, 0, self._count, flags | MSG_DONTWAIT)
         if count > 0:
             self._used = count
+        self._flying = False
         return count
+
+    def _answered(self, place: int, count: int) -> int:
+        """How many of ``count`` messages from ``place`` on the kernel has sent or received."""
+        done = 0
+        while (
+            done < count
+            and native.u32(self._vector, (place + done) * native.MMSGHDR + native.MSG_LEN)
+            != UNTOUCHED
+        ):
+            done += 1
+        return done
+
+    def _address(self, place: int, name: bytes) -> int:
+        """Have a message sent to a packed address, of ``name_size`` bytes at most."""
+        to = records.writable(self._names)
+        wire.copy(to, place * self._name_size, records.bytes_base(name), 0, len(name))
+        native.put32(self._vector, place * native.MMSGHDR + native.MSG_NAMELEN, len(name))
+        return 0
+
+    def _control(self, place: int, control: bytes, used: int, segment: int) -> int:
+        """Send ``used`` bytes of control messages along, and a segment size unless that is 0."""
+        controls = records.writable(self._controls)
+        at = place * self._control_size
+        wire.copy(controls, at, records.bytes_base(control), 0, used)
+        if segment:
+            at += used
+            native.put_size(controls, at, native.CMSGHDR + 2)
+            native.put32(controls, at + native.CMSG_LEVEL, SOL_UDP)
+            native.put32(controls, at + native.CMSG_TYPE, UDP_SEGMENT)
+            native.put16(controls, at + native.CMSGHDR, segment)
+            used += native.CMSGHDR + native.cmsg_align(2)
+        # Exact, 0 for none: the kernel would read what is left of another message.
+        native.put_size(self._vector, place * native.MMSGHDR + native.MSG_CONTROLLEN, used)
+        return 0
+
+    def _carry(self, place: int, address: int, length: int) -> int:
+        """Have a message carry ``length`` bytes from ``address`` on; it was not sent yet."""
+        iovec = place * native.IOVEC
+        native.put_size(self._iovecs, iovec + native.IOV_BASE, address)
+        native.put_size(self._iovecs, iovec + native.IOV_LEN, length)
+        native.put32(self._vector, place * native.MMSGHDR + native.MSG_LEN, UNTOUCHED)
+        return 0
+
+
+def check_places(capacity: int, stride: int, vnet_size: int) -> None:
+    """Raise ConfigError where that many packets cannot lie that far apart behind such headers."""
+    within("capacity", capacity, 1, MAX_COUNT)
+    within("vnet_size", vnet_size, 0, VNET_SIZE)
+    if vnet_size not in {0, VNET_SIZE - 2, VNET_SIZE}:
+        raise ConfigError("vnet_size", f"{vnet_size!r} is none of 0, 10 and 12")
+    within("stride", stride, vnet_size + 1, MAX_STRIDE)
 
 
 class PacketMessages:
@@ -183,15 +264,16 @@ class PacketMessages:
         interface: int,
         ends: bool,
     ) -> None:
+        if self._messages is not None:
+            raise EngineStateError("it is initialised once")
+        check_places(capacity, stride, vnet_size)
         self._capacity = capacity
         self._stride = stride
         self._vnet = vnet_size
         self._trust = trust
-        self._largest = largest
-        self._interface = interface
+        self._largest = within("largest", largest, 0, MAX_STRIDE)
+        self._interface = within("interface", interface, 0, 0xFFFFFFFF)
         self._ends = ends
-        self._runts = 0
-        self._truncated = 0
         self._messages = MessageVector(capacity, stride, control_size, 0)
 
     @property
@@ -205,21 +287,46 @@ class PacketMessages:
         return self._truncated
 
     def aim(self, batch: Batch) -> None:
-        """Receive into the slab of ``batch`` from now on. ValueError where that is too small."""
+        """Receive into the slab of ``batch`` from now on.
+
+        Raises ValueError where that is too small or cannot be written to.
+        """
+        if type(batch) is not Batch:
+            raise TypeError(f"a batch is required, not {type(batch).__name__!r}")
         self._aim(batch)
 
     def fill(self, descriptor: int, batch: Batch) -> int:
-        """Receive packets into an empty batch, the one that was aimed at.
+        """Receive packets into an empty batch, the one that was aimed at; ValueError otherwise.
 
         Returns 0 where there were some or none, the errno of a call that failed, or -1 at the
         end of a connection.
         """
+        if type(batch) is not Batch:
+            raise TypeError(f"a batch is required, not {type(batch).__name__!r}")
+        self._check(batch)
         return self._fill(descriptor, batch)
 
     def _aim(self, batch: Batch) -> int:
+        if self._messages is None:
+            raise EngineStateError("it was not initialised")
         if batch._size < self._capacity * self._stride:
             raise ValueError("the batch's slab is too small")
+        if memoryview(batch._slab).readonly:
+            raise ValueError("the batch's slab cannot be written to")
         return self._messages._aim(records.writable(batch._base))
+
+    def _check(self, batch: Batch) -> int:
+        """Raise where `_fill` would write beyond the batch or read what was not received."""
+        if self._messages is None:
+            raise EngineStateError("it was not initialised")
+        if (
+            batch._count
+            or batch._limit < self._capacity
+            or batch._size < self._capacity * self._stride
+            or native.address(records.writable(batch._base), 0) != self._messages._start
+        ):
+            raise ValueError("the batch is not empty, too small, or not the one that was aimed at")
+        return 0
 
     def _fill(self, descriptor: int, batch: Batch) -> int:
         messages = self._messages
@@ -295,7 +402,9 @@ class PacketMessages:
 
 
 records.seal(
-    MessageVector, ("_control_size", "_count", "_name_size", "_start", "_stride", "_used"), ()
+    MessageVector,
+    ("_control_size", "_count", "_flying", "_name_size", "_start", "_stride", "_used"),
+    ("_controls", "_iovecs", "_memory", "_names", "_vector"),
 )
 records.seal(
     PacketMessages,

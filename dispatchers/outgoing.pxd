@@ -5,7 +5,8 @@ from netstack_gro.dispatchers.trains cimport Datagram
 from netstack_gro.wire cimport byte
 cimport cython
 
-cdef int SOL_UDP, UDP_SEGMENT, MSG_DONTWAIT, NAME, CONTROL, MAX_SEGMENTS
+cdef int MSG_DONTWAIT, NAME, CONTROL, MAX_SEGMENTS, MAX_RUNS, MAX_LENGTH
+cdef long long MAX_ROOM
 cdef int OFFSET, LENGTH, SEGMENT, COUNT, BARE, FIELDS
 
 
@@ -40,6 +41,11 @@ cdef class Outgoing:
     cdef unsigned long long _sent
     cdef unsigned long long _sent_bytes
     cdef unsigned long long _sent_trains
+    cdef unsigned long long _given
+    # Messages that the kernel was given, and where all this stood before.
+    cdef int _flying
+    cdef bint _flight_pieces
+    cdef unsigned long long _flight_sent
 
     cdef int _need_one(self) except -1
     cdef int _start(self) except -1
@@ -58,17 +64,26 @@ cdef class Outgoing:
     ) except -1
     @cython.locals(at=cython.int, count=cython.int, equal=cython.bint)
     cdef bint _must_cut(self, int run) noexcept
-    @cython.locals(stop=cython.int, at=cython.Py_ssize_t, count=cython.int, run=cython.int)
+    cdef int _next(self) noexcept
+    @cython.locals(stop=cython.int)
     cdef int _send(self, int descriptor) except? -1
-    @cython.locals(run=cython.int, pieces=cython.int, place=cython.int, count=cython.int)
+    @cython.locals(run=cython.int, pieces=cython.int, place=cython.int)
     cdef int _send_pieces(self, int descriptor) except? -1
-    @cython.locals(run=cython.int, left=cython.int)
-    cdef int _rest(self) noexcept
+    @cython.locals(at=cython.Py_ssize_t, answer=cython.int)
+    cdef int _launch(
+        self, int descriptor, MessageVector messages, Py_ssize_t place, int count
+    ) noexcept
+    @cython.locals(
+        run=cython.int, done=cython.int, sent=cython.ulonglong, octets=cython.ulonglong,
+        trains=cython.ulonglong
+    )
+    cdef int _settle(self, int took) noexcept
+    @cython.locals(segment=cython.int)
+    cdef int _length(self, int run, int done) noexcept
     cdef int _advance(self, int count) noexcept
     @cython.locals(
         fields=cython.int, segment=cython.int, start=cython.Py_ssize_t, length=cython.Py_ssize_t,
-        iovec=cython.Py_ssize_t, entry=cython.Py_ssize_t, name=bytes, control=bytes,
-        used=cython.Py_ssize_t, at=cython.Py_ssize_t
+        control=bytes, used=cython.Py_ssize_t
     )
     cdef int _write(
         self, MessageVector messages, Py_ssize_t place, int run, int done, int count

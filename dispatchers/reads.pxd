@@ -12,7 +12,7 @@ cdef int AGAIN, INTERRUPTED
 cdef class Reads:
     cdef int *_lengths
     cdef int _capacity
-    cdef int _stride
+    cdef Py_ssize_t _stride
     cdef int _vnet
     cdef bint _trust
     cdef unsigned long long _runts

@@ -3,6 +3,8 @@
 from netstack_gro import records
 from netstack_gro.batch import Batch
 from netstack_gro.dispatchers import frames, native
+from netstack_gro.dispatchers.messages import check_places
+from netstack_gro.errors import EngineStateError
 
 __all__ = ["Reads"]
 
@@ -30,13 +32,14 @@ class Reads:
     _vnet: int
 
     def __init__(self, capacity: int, stride: int, vnet_size: int, trust: bool) -> None:
+        if self._lengths:
+            raise EngineStateError("it is initialised once")
+        check_places(capacity, stride, vnet_size)
+        self._lengths = records.indices(capacity)
         self._capacity = capacity
         self._stride = stride
         self._vnet = vnet_size
         self._trust = trust
-        self._runts = 0
-        self._truncated = 0
-        self._lengths = records.indices(capacity)
 
     def __dealloc__(self) -> None:
         records.release(self._lengths)
@@ -54,14 +57,26 @@ class Reads:
     def fill(self, descriptor: int, batch: Batch) -> int:
         """Read packets into an empty batch, whose slab has ``capacity * stride`` bytes.
 
+        Raises ValueError where it is not empty, has fewer, or cannot be written to.
+
         Returns why it stopped: 0 where the batch is full or there was no more to read, the errno
         of a read that failed, or -1 at the end of the source.
         """
+        if type(batch) is not Batch:
+            raise TypeError(f"a batch is required, not {type(batch).__name__!r}")
+        if not self._capacity:
+            raise EngineStateError("it was not initialised")
+        if batch.slab is not None and memoryview(batch.slab).readonly:
+            raise ValueError("the batch's slab cannot be written to")
         return self._fill(descriptor, batch)
 
     def _fill(self, descriptor: int, batch: Batch) -> int:
-        if batch._size < self._capacity * self._stride or batch._count:
-            raise ValueError("the batch is not empty, or its slab is too small")
+        if (
+            batch._count
+            or batch._limit < self._capacity
+            or batch._size < self._capacity * self._stride
+        ):
+            raise ValueError("the batch is not empty, or too small")
         base = records.writable(batch._base)
         done = native.read_many(descriptor, base, self._stride, self._capacity, self._lengths)
         for index in range(done):
@@ -84,4 +99,4 @@ class Reads:
         return 0 if failure == AGAIN or failure == INTERRUPTED else failure
 
 
-records.seal(Reads, ("_capacity", "_runts", "_stride", "_truncated", "_vnet"), ())
+records.seal(Reads, ("_capacity", "_runts", "_stride", "_truncated", "_vnet"), ("_lengths",))

@@ -9,7 +9,7 @@ cdef int SOL_SOCKET, SOL_IP, SOL_UDP, SOL_IPV6, UDP_GRO, IP_TOS, IP_PKTINFO, IPV
 cdef int IPV6_TCLASS, IN_INFO, IN6_INFO, SCM_TIMESTAMPNS, SCM_TIMESTAMPNS_NEW, SO_RXQ_OVFL
 cdef unsigned int MSG_CTRUNC, MSG_TRUNC
 cdef long long MASK32, HALF32, SECOND, MAX_SECONDS
-cdef int NAME, ABSENT, MALFORMED
+cdef int NAME, ABSENT, MALFORMED, MAX_BATCH, MAX_SIZE, MAX_CONTROL, MAX_SLABS
 
 
 @cython.final
@@ -25,6 +25,7 @@ cdef class TrainReader:
     cdef int _max_slabs
     cdef bint _trains
     cdef int _count
+    cdef bint _untaken
     # What the control messages of the message at hand said.
     cdef long long _segment
     cdef int _tos
@@ -44,8 +45,8 @@ cdef class TrainReader:
 
     @cython.locals(count=cython.int)
     cdef int _receive(self, int descriptor) except? -1
-    @cython.locals(index=cython.Py_ssize_t, taken=list)
-    cdef list _take(self)
+    @cython.locals(index=cython.Py_ssize_t, found=list)
+    cdef int _take(self, list taken) except -1
     @cython.locals(
         messages=MessageVector, entry=cython.Py_ssize_t, flags=cython.uint,
         length=cython.longlong, controls=cython.Py_ssize_t, cut=cython.bint,

@@ -5,6 +5,7 @@ while somebody looks at them.
 from typing import Any
 
 from netstack_gro import records, wire
+from netstack_gro.config import within
 from netstack_gro.dispatchers import held, native, trains
 from netstack_gro.dispatchers.messages import MessageVector
 from netstack_gro.errors import EngineStateError, PinnedError
@@ -35,6 +36,11 @@ SECOND = 1_000_000_000
 MAX_SECONDS = 1 << 33  # so that nanoseconds fit 64 bits
 
 NAME = 28  # bytes of struct sockaddr_in6, the longer one
+
+MAX_BATCH = 1024  # UIO_MAXIOV, include/uapi/linux/uio.h
+MAX_SIZE = 65_535
+MAX_CONTROL = 1 << 16
+MAX_SLABS = 65_536
 
 ABSENT = 0  # no message said the segment size
 MALFORMED = -1  # one did that is no 4-byte and no 2-byte integer
@@ -76,6 +82,7 @@ class TrainReader:
         "_total",
         "_trains",
         "_truncated",
+        "_untaken",
     )
 
     _aside: list[Any]
@@ -103,24 +110,27 @@ class TrainReader:
     _total: int
     _trains: bool
     _truncated: int
+    _untaken: bool
 
     def __init__(
         self, batch: int, size: int, control_size: int, max_slabs: int, *, trains: bool
     ) -> None:
-        self._batch = batch
-        self._size = size
-        self._max_slabs = max_slabs
+        if self._messages is not None:
+            raise EngineStateError("it is initialised once")
+        batch = within("batch", batch, 1, MAX_BATCH)
+        self._size = within("size", size, 1, MAX_SIZE)
+        self._max_slabs = within("max_slabs", max_slabs, 1, MAX_SLABS)
         self._trains = trains
-        self._messages = MessageVector(batch, size, control_size, NAME)
-        self._buffers = [records.blank(size) for _ in range(batch)]
+        messages = MessageVector(
+            batch, size, within("control_size", control_size, 0, MAX_CONTROL), NAME
+        )
+        self._buffers = [records.blank(self._size) for _ in range(batch)]
         self._locks = [held.locked(buffer) for buffer in self._buffers]
         self._aside = []
+        self._messages = messages
         for index in range(batch):
             self._aim(index)
-        self._count = 0
-        self._drops = 0
-        self._name = None
-        self._info = None
+        self._batch = batch
 
     @property
     def batch(self) -> int:
@@ -149,15 +159,27 @@ class TrainReader:
     def receive(self, descriptor: int) -> int:
         """Read what there is, without waiting: how many messages, or -errno.
 
-        Raises PinnedError where more buffers are held than ``max_slabs``; nothing is read then.
+        Where those of the last read were not taken, nothing is read: they are still there. Raises
+        PinnedError where more buffers are held than ``max_slabs``; nothing is read then.
         """
         if self._messages is None:
             raise EngineStateError("the reader was not initialised")
         return self._receive(descriptor)
 
     def take(self) -> "list[trains.Train]":
-        """The trains of the messages that `receive` read, without what is none."""
-        return self._take()
+        """The trains of the messages that `receive` read, without what is none; once."""
+        taken: list[trains.Train] = []
+        self._take(taken)
+        return taken
+
+    def take_into(self, taken: "list[trains.Train]") -> None:
+        """Append the trains of `take` to a list.
+
+        Compiled, that is done or not done when a signal handler raises, and nothing is lost.
+        """
+        if type(taken) is not list:
+            raise TypeError(f"a list is required, not {type(taken).__name__!r}")
+        self._take(taken)
 
     def saw_drops(self, total: int) -> None:
         """Learn the kernel's count of what it dropped, which wraps at 32 bits."""
@@ -177,23 +199,48 @@ class TrainReader:
         drops = self._drops
         self._drops = -1
         copied = bytearray(control + b"\0")
-        self._scan(records.space_base(copied), 0, len(control), segments_lost)
+        self._scan(records.space_base(copied), 0, len(copied) - 1, segments_lost)
         found = self._drops
         self._drops = drops
         return self._segment, self._tos, self._info_at, self._info_size, self._time, found
 
     def _receive(self, descriptor: int) -> int:
+        if self._untaken:
+            return self._count
         if self._count:
             self._renew()
         count = self._messages._receive(descriptor, MSG_TRUNC)  # which has the true length told
-        self._count = max(count, 0)
+        # No call may stand between: a signal handler would be run, and the number be lost.
+        if count > 0:
+            self._count = count
+            self._untaken = True
         return count
 
-    def _take(self) -> "list[trains.Train]":
-        taken: list[trains.Train] = []
-        for index in range(self._count):
-            self._take_one(index, taken)
-        return taken
+    def _take(self, taken: "list[trains.Train]") -> int:
+        if not self._untaken:
+            return 0
+        before = None if held.COMPILED else self.counters
+        found: list[trains.Train] = []
+        try:
+            for index in range(self._count):
+                self._take_one(index, found)
+        except BaseException:
+            if before is None:  # out of memory: they are counted again
+                raise
+            (
+                self._total,
+                self._datagrams,
+                self._bytes,
+                self._truncated,
+                self._control_cut,
+                self._malformed,
+                _dropped,
+                self._replaced,
+            ) = before
+            raise
+        taken += found
+        self._untaken = False
+        return 0
 
     def _take_one(self, index: int, taken: "list[trains.Train]") -> int:
         """Add what a message holds to ``taken``, or count why it is nothing."""
@@ -345,8 +392,8 @@ class TrainReader:
             held.unlock(self._locks[index])
             if held.is_held(buffer, 2):  # the list's reference and this one
                 self._exchange(index)
-            else:
-                self._locks[index] = held.locked(buffer)
+            self._locks[index] = held.locked(self._buffers[index])
+            self._aim(index)  # in any case: a signal handler may have raised in between last time
         self._count = 0
         return 0
 
@@ -370,11 +417,10 @@ class TrainReader:
                     "bytes; keep bytes(datagram) instead, or raise max_slabs"
                 )
             found = records.blank(self._size)
-        self._aside.append(self._buffers[index])
+        exchanged = self._buffers[index]
         self._buffers[index] = found
-        self._locks[index] = held.locked(found)
-        self._aim(index)
         self._replaced += 1
+        self._aside.append(exchanged)
         return 0
 
     def _aim(self, index: int) -> int:
@@ -410,6 +456,7 @@ records.seal(
         "_total",
         "_trains",
         "_truncated",
+        "_untaken",
     ),
     ("_aside", "_buffers", "_info", "_locks", "_messages", "_name"),
 )

@@ -26,8 +26,9 @@ the direct call elsewhere. Interpreted and without UDP_GRO, recvfrom in a loop i
 """
 
 import errno
+import logging
 import os
-import threading
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,16 +37,16 @@ from inspect import iscoroutinefunction
 from netstack_gro.config import within
 from netstack_gro.dispatchers.addresses import Address
 from netstack_gro.dispatchers.interfaces import borrowed_socket
-from netstack_gro.dispatchers.live import LiveSource
+from netstack_gro.dispatchers.live import LiveSource, named_failures
 from netstack_gro.dispatchers.train_reader import TrainReader
 from netstack_gro.dispatchers.trains import Train
+from netstack_gro.dispatchers.udp_settings import Settings, is_readable, switch_merging
 from netstack_gro.dispatchers.udp_socket import (
     ICMP_ANSWERS,
     MAX_TRAIN,
     WANTED_TRAINS,
     Given,
     ReceiveOptions,
-    Settings,
     adopted,
     control_size,
     drain_errors,
@@ -55,11 +56,15 @@ from netstack_gro.dispatchers.udp_socket import (
     prepare,
     socket_name,
 )
-from netstack_gro.errors import DeviceError
+from netstack_gro.errors import DeviceError, PinnedError
 
 __all__ = ["TrainHook", "UdpDispatcher", "UdpStats"]
 
 TrainHook = Callable[[list[Train]], object]
+
+_ROUNDS = 64  # of emptying a socket that goes on receiving
+
+_log = logging.getLogger("netstack_gro")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class UdpDispatcher(LiveSource):
         addresses of IPv6 and IPv4. Or a socket.socket, which stays the caller's: the dispatcher
         duplicates its descriptor, so that the caller may go on sending through it. What is set
         here holds for both, until `close` puts it back; who reads from the caller's meanwhile
-        takes datagrams from the dispatcher, and gets trains uncut.
+        takes datagrams from the dispatcher, and gets trains uncut. See `close`.
     hook: takes a list of `Train`, those of one read. Trains and their datagrams stay valid for as
         long as they are held; the buffers that they lie in are replaced meanwhile.
     gro: None uses UDP_GRO where the kernel vouches for it (Linux 5.12); True also where it can
@@ -121,8 +126,12 @@ class UdpDispatcher(LiveSource):
     (ECONNREFUSED and the like) after all that was read before it has been delivered. Nothing is
     lost, and the dispatcher can be run again.
 
-    Raises DeviceError where the address cannot be bound, ConfigError for a parameter out of range
-    or another kind of socket, TypeError for a socket of an asyncio transport.
+    What was read when a signal handler raised (KeyboardInterrupt) is delivered by the next
+    ``dispatch_once`` or ``run``: only once the hook was entered is it the hook's.
+
+    Raises DeviceError where the address cannot be bound or no descriptor is to be had, ConfigError
+    for a parameter out of range, an address that is none and another kind of socket, TypeError for
+    a socket of an asyncio transport.
     """
 
     __slots__ = (
@@ -132,12 +141,13 @@ class UdpDispatcher(LiveSource):
         "_ended",
         "_hook",
         "_idle",
-        "_let",
-        "_lock",
+        "_left",
         "_options",
         "_raise_refusals",
         "_reader",
         "_refusals",
+        "_shared",
+        "_waiting",
     )
 
     def __init__(
@@ -169,23 +179,22 @@ class UdpDispatcher(LiveSource):
         opened = adopted(source, reuse_port=reuse_port)
         before: Settings | None = None
         try:
-            name = socket_name(opened)
-            before = self._before = Settings(opened)
-            options = prepare(
-                opened,
-                gro=gro,
-                ecn=ecn,
-                packet_info=packet_info,
-                timestamps=timestamps,
-                receive_buffer=receive_buffer,
-            )
-            reader = TrainReader(
-                batch, buffer_size, control_size(options), max_slabs, trains=options.trains
-            )
-            reader.start_drops(dropped(opened) or 0)
-            self._connected = is_connected(opened)
-            # The descriptor may be used while it is held; a signal handler may interrupt its own.
-            self._lock = threading.RLock()
+            with named_failures("udp socket", "cannot be read"):
+                name = socket_name(opened)
+                before = self._before = Settings(opened)
+                options = prepare(
+                    opened,
+                    gro=gro,
+                    ecn=ecn,
+                    packet_info=packet_info,
+                    timestamps=timestamps,
+                    receive_buffer=receive_buffer,
+                )
+                reader = TrainReader(
+                    batch, buffer_size, control_size(options), max_slabs, trains=options.trains
+                )
+                reader.start_drops(dropped(opened) or 0)
+                self._connected = is_connected(opened)
             super().__init__(opened.fileno(), name)
         except BaseException:
             if before is not None:
@@ -193,6 +202,9 @@ class UdpDispatcher(LiveSource):
             opened.close()
             raise
         opened.detach()
+        self._shared = not isinstance(source, tuple)
+        self._left: list[tuple[bytes, Address | None]] = []
+        self._waiting: list[Train] = []
         self._hook = hook
         self._budget = budget
         self._raise_refusals = raise_refusals
@@ -201,7 +213,6 @@ class UdpDispatcher(LiveSource):
         self._refusals = 0
         self._idle = False
         self._ended = False
-        self._let = False
 
     @property
     def address(self) -> Address:
@@ -241,7 +252,8 @@ class UdpDispatcher(LiveSource):
         """Read until the budget is used up or nothing is left, with a flush for each read."""
         taken = 0
         for _ in range(self._budget):
-            count = self._reader.receive(self._descriptor)
+            # What was taken and not delivered: a signal handler raised in between.
+            count = len(self._waiting) or self._reader.receive(self._descriptor)
             if count < 0:
                 if not self._failed(-count, taken):
                     break
@@ -256,8 +268,11 @@ class UdpDispatcher(LiveSource):
 
     def _deliver(self) -> int:
         """Hand on what was read; how many datagrams."""
-        trains = self._reader.take()
+        trains = self._waiting
+        self._reader.take_into(trains)
         count = sum(map(len, trains))
+        # From here to the hook's first instruction no signal handler is run.
+        self._waiting = []
         if trains:
             self._hook(trains)
         return count
@@ -286,23 +301,81 @@ class UdpDispatcher(LiveSource):
         return True
 
     def _count_drops(self) -> None:
-        """Read the kernel's count. Where another thread is at it, or closing, this one is not."""
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._let:
-                    with (
-                        suppress(OSError),
-                        borrowed_socket(self._descriptor) as opened,
-                    ):  # closed by others
-                        total = dropped(opened)
-                        if total is not None:
-                            self._reader.saw_drops(total)
-            finally:
-                self._lock.release()
+        """Read the kernel's count, while the socket is open."""
+        with self._using, suppress(OSError):  # closed by others: what was counted stays
+            if self._descriptor >= 0:
+                with borrowed_socket(self._descriptor) as opened:
+                    total = dropped(opened)
+                    if total is not None:
+                        self._reader.saw_drops(total)
+
+    def close(self) -> None:
+        """Give the socket back, with the options that it had as far as the kernel can tell.
+
+        A socket of the caller's stays open. What the kernel had merged when UDP_GRO is switched off
+        would be read as one long datagram from then on. So where UDP_GRO was off before, all that
+        is queued in the socket at that time is taken out of it and waits, cut, in `take_left`,
+        which the logger ``netstack_gro`` is told of: who goes on with the socket takes that first,
+        or dispatches all there is before closing. Where it arrives faster than it can be taken
+        out, or kept datagrams pin all buffers, the socket may hold trains that will be read uncut,
+        and that is said, too.
+
+        In a forked child nothing of this is done: the socket is the parent's. Otherwise as with
+        any dispatcher.
+        """
+        super().close()
+
+    def take_left(self) -> list[tuple[bytes, Address | None]]:
+        """The datagrams that `close` found in a socket of the caller's, once, in order.
+
+        Each with the address that it came from. What was read and not delivered is among them.
+        """
+        left, self._left = self._left, []
+        return left
 
     def _release_more(self) -> None:
-        with self._lock:
-            self._count_drops()
-            self._let = True
+        self._count_drops()
         with suppress(OSError), borrowed_socket(self._descriptor) as opened:  # closed by others
-            self._before.put_back(opened)
+            if self._before.ours:
+                self._keep()
+                if self._shared and self._options.trains and not self._before.merges:
+                    self._empty(opened)
+                self._before.put_back(opened)
+        if self._left:
+            _log.warning(
+                "%s: %d datagrams that nobody was given are in take_left()",
+                self._name,
+                len(self._left),
+            )
+
+    def _empty(self, opened: socket.socket) -> None:
+        """Switch UDP_GRO off when nothing is queued that was merged."""
+        for _ in range(_ROUNDS):
+            switch_merging(opened, False)
+            if not is_readable(opened):
+                return
+            switch_merging(opened, True)  # or the kernel does not tell where to cut
+            if not self._take_out():
+                break
+        _log.warning("%s: trains may be left in the socket, to be read uncut", self._name)
+
+    def _take_out(self) -> bool:
+        """Read what is queued; whether nothing was in the way."""
+        while True:
+            try:
+                count = self._reader.receive(self._descriptor)
+            except PinnedError:
+                return False
+            if count > 0:
+                self._keep()
+            elif count == -errno.EAGAIN:
+                return True
+            elif -count not in {errno.EINTR, *ICMP_ANSWERS}:
+                return False
+
+    def _keep(self) -> None:
+        """Copy what was read."""
+        self._reader.take_into(self._waiting)
+        for train in self._waiting:
+            self._left += [(bytes(datagram), train.address) for datagram in train]
+        self._waiting = []

@@ -17,13 +17,12 @@ from enum import Enum
 from typing import TypeAlias
 
 from netstack_gro.dispatchers.addresses import Address, decode_address, is_ipv4
-from netstack_gro.dispatchers.live import LiveSource, require_linux
+from netstack_gro.dispatchers.live import LiveSource, named_failures, require_linux
 from netstack_gro.errors import ConfigError, DeviceError, device_error
 
 __all__ = [
     "ICMP_ANSWERS",
     "ReceiveOptions",
-    "Settings",
     "Support",
     "adopted",
     "control_size",
@@ -154,18 +153,19 @@ def adopted(given: Given, *, reuse_port: bool = False) -> socket.socket:
         is duplicated. Both descriptors then refer to one socket: options set here hold there.
     reuse_port: share the address with other sockets that ask for the same (SO_REUSEPORT).
 
-    Raises DeviceError where the address cannot be bound, ConfigError for a socket that is not
-    UDP over IPv4 or IPv6, TypeError for anything else. A socket that an asyncio transport reads
+    Raises DeviceError where the address cannot be bound or no descriptor is to be had, ConfigError
+    for an address that is none and a socket that is not UDP over IPv4 or IPv6, TypeError for
+    anything else. A socket that an asyncio transport reads
     is refused: both would take datagrams from it, and the transport would take trains for single
     datagrams.
     """
     require_linux("udp")
     if isinstance(given, tuple):
-        return _bound(given, reuse_port)
-    if isinstance(given, LiveSource):
-        opened = socket.socket(fileno=os.dup(given.fileno()))
-    elif isinstance(given, socket.socket):
-        opened = given.dup()
+        return _bound(_checked(given), reuse_port)
+    if isinstance(given, LiveSource | socket.socket):
+        name = given.name if isinstance(given, LiveSource) else "udp socket"
+        with named_failures(name, "cannot be duplicated"):
+            opened = socket.socket(fileno=_duplicate(given.fileno()))
     elif type(given).__module__ == "asyncio.trsock":
         raise TypeError(
             "the socket belongs to an asyncio transport, which reads it; open another one"
@@ -173,7 +173,8 @@ def adopted(given: Given, *, reuse_port: bool = False) -> socket.socket:
     else:
         raise TypeError(f"an address or a socket is required, not {type(given).__name__!r}")
     try:
-        fault = _unfit(opened)
+        with named_failures("udp socket", "cannot be used"):
+            fault = _unfit(opened)
     except BaseException:
         opened.close()
         raise
@@ -181,6 +182,23 @@ def adopted(given: Given, *, reuse_port: bool = False) -> socket.socket:
         opened.close()
         raise ConfigError("socket", f"UDP over IPv4 or IPv6 is required, not {fault}")
     return opened
+
+
+def _duplicate(descriptor: int) -> int:
+    if descriptor < 0:  # of a socket that is closed
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return os.dup(descriptor)
+
+
+def _checked(address: tuple[object, ...]) -> Address:
+    """An address to bind to, of the right types; ConfigError otherwise."""
+    host = address[0] if address else None
+    if len(address) not in {2, 4} or not isinstance(host, str) or "\0" in host:
+        raise ConfigError("source", f"{address!r} is not an address: (host, port)")
+    for number, limit in zip(address[1:], (0xFFFF, 0xFFFFF, 0xFFFFFFFF), strict=False):
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= limit:
+            raise ConfigError("source", f"{number!r} in {address!r} is not within 0 to {limit}")
+    return address  # type: ignore[return-value]
 
 
 def _unfit(opened: socket.socket) -> str:
@@ -314,36 +332,6 @@ def prepare(
         drops=_switched_on(opened, socket.SOL_SOCKET, SO_RXQ_OVFL, True),
         receive_buffer=_receive_buffer(opened, receive_buffer),
     )
-
-
-class Settings:
-    """The receive options of a socket as they were, to be put back at the end."""
-
-    __slots__ = ("_blocking", "_values")
-
-    def __init__(self, opened: socket.socket) -> None:
-        self._blocking = os.get_blocking(opened.fileno())
-        self._values: dict[tuple[int, int], int] = {}
-        for option in (
-            (socket.IPPROTO_UDP, UDP_GRO),
-            (socket.IPPROTO_IP, IP_RECVTOS),
-            (socket.IPPROTO_IP, IP_PKTINFO),
-            (socket.IPPROTO_IPV6, IPV6_RECVTCLASS),
-            (socket.IPPROTO_IPV6, IPV6_RECVPKTINFO),
-            (socket.SOL_SOCKET, SO_TIMESTAMPNS),
-            (socket.SOL_SOCKET, SO_RXQ_OVFL),
-        ):
-            try:
-                self._values[option] = opened.getsockopt(*option)
-            except OSError:
-                self._values[option] = 0  # what cannot be read is off unless somebody set it
-
-    def put_back(self, opened: socket.socket) -> None:
-        """Set them as they were, so that others who have the socket can go on with it."""
-        os.set_blocking(opened.fileno(), self._blocking)
-        for option, value in self._values.items():
-            with contextlib.suppress(OSError):
-                opened.setsockopt(*option, value)
 
 
 def control_size(options: ReceiveOptions) -> int:

@@ -187,9 +187,10 @@ def test_what_is_no_datagram_address_or_mark_is_refused(loop: Any) -> None:
         made.send_train(b"x", 0, dispatcher.address)
     with pytest.raises(TypeError, match="a bytes-like object is required, not 'int'"):
         made.send([b"before", 7, b"after"], dispatcher.address)
-    assert made.send([], dispatcher.address) == 0
-    dispatch(dispatcher, 1)
-    assert received.datagrams == [b"before"]
+    assert (made.backlog, made.stats.refused) == (2, 1), "the others wait"
+    assert made.send([], dispatcher.address) == 2
+    dispatch(dispatcher, 2)
+    assert received.datagrams == [b"before", b"after"]
 
 
 # --- as a hook ----------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ def test_a_hook_keeps_what_it_could_not_send_and_counts_what_is_refused(engine: 
     assert received.datagrams == [*lone[1:], *packets, *packets]
 
 
-def test_a_transform_that_raises_keeps_nothing_back(engine: Engine) -> None:
+def test_a_transform_that_raises_costs_only_what_it_raised_on(engine: Engine) -> None:
     def transform(datagram: Any) -> bytes:
         if bytes(datagram) == b"bad":
             raise LookupError("no key")
@@ -289,11 +290,11 @@ def test_a_transform_that_raises_keeps_nothing_back(engine: Engine) -> None:
                     source.send(datagram)
                 with pytest.raises(LookupError, match="no key"):
                     near.dispatch_once(1)
-                dispatch(far, 2)
+                assert (made.backlog, made.stats.refused) == (3, 1)
                 source.send(b"five")
                 dispatch(near, 1)
-                dispatch(far, 1)
-    assert received.datagrams == [b"one", b"two", b"five"]
+                dispatch(far, 4)
+    assert received.datagrams == [b"one", b"two", b"four", b"five"]
 
 
 # --- misuse -------------------------------------------------------------------------------------

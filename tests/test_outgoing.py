@@ -208,7 +208,7 @@ def test_it_sends_trains_and_then_what_was_staged_is_gone(
     assert outgoing.send(sender.fileno()) == 4
     assert outgoing.pending == 0
     assert outgoing.send(sender.fileno()) == 0
-    assert outgoing.counters == (10, sum(map(len, sent)), 2)
+    assert outgoing.counters == (10, sum(map(len, sent)), 2, 0)
     assert messages(receiver) == [b"".join(sent[:5]), b"".join(sent[5:8]), b"", sent[9]]
     outgoing.clear()
 

@@ -15,7 +15,8 @@ import pytest
 
 from netstack_gro.dispatchers import udp_socket
 from netstack_gro.dispatchers.addresses import encode_address
-from netstack_gro.dispatchers.udp_socket import Settings, Support
+from netstack_gro.dispatchers.udp_settings import Settings
+from netstack_gro.dispatchers.udp_socket import Support
 from tests import lab
 from tests.requirements import lacks_root, require
 

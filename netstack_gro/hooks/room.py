@@ -5,12 +5,20 @@ import math
 import select
 import time
 
-__all__ = ["FULL", "Room"]
+from netstack_gro.errors import ConfigError
+
+__all__ = ["FULL", "Room", "check_seconds"]
 
 FULL = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
 """What a write or a send answers for want of room; it may be taken a moment later."""
 
 _PAUSE_S = 0.001  # nothing tells when there is memory again
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raise ConfigError, which names the parameter, unless it is a number from 0 on."""
+    if not isinstance(value, int | float) or not value >= 0:
+        raise ConfigError(name, f"{value!r} is not a number of seconds from 0 on")
 
 
 class Room:

@@ -10,6 +10,10 @@ A super-packet is one write, behind a struct virtio_net_hdr that tells the kerne
 where it has to. Each is linearised and written with its header by writev(2): for 45 segments
 13 us, where their pieces take 22 us, written as they are or joined; for lone packets it is all
 the same. So no write comes near the 1,024 buffers that the kernel takes (IOV_MAX).
+
+A signal handler may raise between any two instructions, and has what was not written kept all the
+same. So nothing is moved from one place to another: a call has its packets and one note of how far
+it has come, and when it ends by whatever exception, the backlog is replaced by what is left by it.
 """
 
 import errno
@@ -18,13 +22,20 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from netstack_gro.config import MAX_IP_LENGTH, ChecksumState, FixedIpIds, Limits
-from netstack_gro.errors import ConfigError, DeviceDownError, DeviceError, device_error
+from netstack_gro.config import MAX_IP_LENGTH, ChecksumState, FixedIpIds, Limits, within
+from netstack_gro.errors import (
+    ConfigError,
+    DeviceDownError,
+    EngineStateError,
+    GsoError,
+    device_error,
+)
 from netstack_gro.gso import complete_checksum
-from netstack_gro.hooks.room import FULL, Room
+from netstack_gro.hooks.room import FULL, Room, check_seconds
 from netstack_gro.hooks.tun_frames import BARE, ip_start, probe, pseudo_sum
 from netstack_gro.packet import Packet
 from netstack_gro.virtio import GSO_ECN, NATIVE, NEEDS_CSUM, GsoType, VirtioHeader
@@ -54,7 +65,8 @@ class TunWriterStats:
         the kernel took whole, as super-packets. cut: super-packets that were written as their
         segments. writes, bytes: frames written, and their length without virtio_net_hdr.
     retries: how often a write was repeated because the kernel had no room.
-    refused: what the kernel does not take in any form, such as a packet that is not IP; gone.
+    refused: what the kernel does not take in any form, such as a packet that is not IP, and what
+        has no form that it could take; gone.
     dropped: what was more than the backlog may hold; gone.
     """
 
@@ -66,6 +78,20 @@ class TunWriterStats:
     retries: int = 0
     refused: int = 0
     dropped: int = 0
+
+
+class _Place(NamedTuple):
+    """How far a call has come.
+
+    item: the one that is being written. frame: how many of its frames are written, where it is
+    being cut. whole: whether the write at hand is of all of it, and not of one frame. answers:
+    what the kernel has answered to that write, nothing as long as it was not made.
+    """
+
+    item: int
+    frame: int
+    whole: bool
+    answers: list[int]
 
 
 class TunWriter:
@@ -93,26 +119,35 @@ class TunWriter:
     so the order holds, and so does `flush`; `take_back` gives it to the caller. Only beyond
     ``backlog`` bytes is anything dropped.
 
+    The same holds for any exception, such as a KeyboardInterrupt out of a signal handler: from when
+    the call has begun until it returns, each packet has been written, or waits, or was refused, in
+    order and once, and nothing is written once an exception has struck. writev(2) is called so
+    that no handler runs between its end and the note of it; only one that is replaced by code in
+    Python which raises when it has written may have the packet written again. A packet that has
+    no form for the device (ConfigError, GsoError) is given up, and the others wait. Only a second
+    exception, while what is left is being copied, costs that.
+
     A super-packet that the kernel refuses (EINVAL; some stable kernels refuse a shorter last
     segment) is cut and its segments are written. A faultless super-packet that goes nowhere then
     tells whether it was this packet or is the kernel: if that is refused too, merging of its
     transport is withdrawn from `limits` for good, and said once to the logger ``netstack_gro``.
 
-    One thread at a time; several writers may share a device.
+    One thread at a time (EngineStateError); several writers may share a device.
     """
 
     __slots__ = (
         "_backlog",
         "_backlog_size",
+        "_busy",
         "_bytes",
         "_cut",
         "_device",
         "_dropped",
-        "_held",
         "_limits",
         "_link",
         "_packets",
         "_padding",
+        "_place",
         "_plain",
         "_proven",
         "_refused",
@@ -133,11 +168,11 @@ class TunWriter:
         timeout: float = 0.05,
         backlog: int = _BACKLOG,
     ) -> None:
-        if not timeout >= 0:
-            raise ConfigError("timeout", f"{timeout!r} is not a number of seconds from 0 on")
-        if backlog < 0:
-            raise ConfigError("backlog", f"{backlog!r} is not a number of bytes from 0 on")
-        accepts = device.accepts
+        check_seconds("timeout", timeout)
+        within("backlog", backlog, 0, 1 << 40)
+        accepts = getattr(device, "accepts", None)
+        if accepts is None:
+            raise ConfigError("device", f"a TunDevice is required, not {type(device).__name__!r}")
         self._limits = Limits(
             tcp=tcp and accepts.tso,
             udp=udp and accepts.uso,
@@ -154,7 +189,8 @@ class TunWriter:
         self._proven: set[tuple[GsoType, int]] = set()
         self._backlog: deque[Packet | bytes] = deque()
         self._backlog_size = backlog
-        self._held = 0
+        self._busy = False
+        self._place = _Place(0, 0, True, [])
         self._packets = self._super_packets = self._cut = 0
         self._writes = self._bytes = self._retries = 0
         self._refused = self._dropped = 0
@@ -188,51 +224,92 @@ class TunWriter:
 
         Raises DeviceError, with all that was not written kept.
         """
-        waiting = iter(packets)
-        self._room.begin()
-        try:
-            if self._backlog:
-                self._resume()
-            for packet in waiting:
-                self._write(packet)
-        except DeviceError:
-            for packet in waiting:
-                self._keep(packet)
-            raise
+        self._run(packets)
 
     def flush(self) -> None:
         """Write what waits. Raises DeviceError, with the rest kept."""
-        self._room.begin()
-        self._resume()
+        self._run(())
 
     def take_back(self) -> list[bytes]:
         """Give up writing what waits: its wire packets, with complete checksums.
 
-        They are frames of the device, without virtio_net_hdr.
+        They are frames of the device, without virtio_net_hdr. Raises EngineStateError while the
+        writer is at work.
         """
+        if self._busy:
+            raise EngineStateError(f"{self._device.name}: the writer is at work")
         frames: list[bytes] = []
         for held in self._backlog:
             if isinstance(held, bytes):
                 frames.append(held)
             else:
                 frames += self._wire_frames(held, held.virtio_header())
-        self._backlog.clear()
-        self._held = 0
+        self._backlog = deque()
         return frames
+
+    # --- a call and what is left of it -----------------------------------------------------------
+
+    def _run(self, packets: Iterable[Packet]) -> None:
+        """Write the backlog and ``packets``."""
+        if self._busy:
+            raise EngineStateError(f"{self._device.name}: the writer is at work already")
+        items: list[Packet | bytes] | None = None
+        self._place = _Place(0, 0, True, [])
+        try:
+            try:
+                self._busy = True
+                self._room.begin()
+                items = [*self._backlog, *packets]
+                for index, item in enumerate(items):
+                    self._place = _Place(index, 0, True, [])
+                    if isinstance(item, bytes):
+                        self._refused += not self._put((self._plain, item))
+                    else:
+                        self._write(item)
+                self._backlog = deque()
+            except BaseException as error:
+                # Of all exceptions: the packets lie in memory that is used again from now on.
+                if items is None:
+                    items = [*self._backlog, *(packets if isinstance(packets, list) else ())]
+                self._save(items, given_up=isinstance(error, ConfigError | GsoError))
+                raise
+            finally:
+                self._busy = False
+        finally:
+            self._busy = False
+
+    def _save(self, items: list[Packet | bytes], *, given_up: bool) -> None:
+        """Make the backlog of what a call has not written, copied."""
+        index, frame, whole, answers = self._place
+        if answers:
+            frame += 1
+        if given_up:
+            self._refused += 1
+        if given_up or (answers and whole):
+            index += 1
+            frame = 0
+        left: list[Packet | bytes] = items[index:]
+        if frame and left and not isinstance(left[0], bytes):
+            left[:1] = islice(self._wire_frames(left[0], left[0].virtio_header()), frame, None)
+        backlog: deque[Packet | bytes] = deque()
+        held = 0
+        for packet in left:
+            if held + len(packet) > self._backlog_size:
+                self._dropped += 1
+                continue
+            held += len(packet)
+            backlog.append(packet if isinstance(packet, bytes) else packet.detach())
+        self._backlog = backlog
 
     # --- what one packet takes -----------------------------------------------------------------
 
     def _write(self, packet: Packet) -> None:
         """Write a packet in whatever form the device takes; on an error, what is left waits."""
         header = packet.virtio_header()
-        try:
-            if not header.gso_type and not header.flags:
-                written = self._write_frame(packet, bytes(packet), 0, header)
-            else:
-                written = self._write_merged(packet, header)
-        except DeviceError:
-            self._keep(packet)
-            raise
+        if not header.gso_type and not header.flags:
+            written = self._write_frame(packet, bytes(packet), 0, header)
+        else:
+            written = self._write_merged(packet, header)
         if written:
             self._packets += 1
             self._super_packets += header.gso_type != 0
@@ -269,17 +346,12 @@ class TunWriter:
 
     def _write_cut(self, packet: Packet, header: VirtioHeader) -> None:
         """Write a packet as the wire packets that it stands for."""
-        frames = self._wire_frames(packet, header)
+        index = self._place.item
         offered = taken = 0
-        for frame in frames:
-            try:
-                offered += 1
-                taken += self._put((self._plain, frame))
-            except DeviceError:
-                self._keep(frame)
-                for rest in frames:
-                    self._keep(rest)
-                raise
+        for frame in self._wire_frames(packet, header):
+            self._place = _Place(index, offered, False, [])
+            offered += 1
+            taken += self._put((self._plain, frame))
         if not offered or taken < offered:
             self._refused += 1
         else:
@@ -343,9 +415,11 @@ class TunWriter:
     def _put(self, buffers: tuple[bytes | bytearray | memoryview, ...]) -> bool:
         """writev(2), repeated while there is no room; False for EINVAL."""
         descriptor = self._device.fileno()
+        answers = self._place.answers
         while True:
             try:
-                written = os.writev(descriptor, buffers)
+                # All in C, so that no signal handler is run before the answer is noted.
+                answers.extend(map(os.writev, (descriptor,), (buffers,)))
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     return False
@@ -359,37 +433,8 @@ class TunWriter:
                 self._retries += 1
             else:
                 self._writes += 1
-                self._bytes += written - self._vnet_size
+                self._bytes += answers[0] - self._vnet_size
                 return True
-
-    def _resume(self) -> None:
-        """Write the backlog; on an error, what is left of it stays in order."""
-        waiting, self._backlog = self._backlog, deque()
-        self._held = 0
-        try:
-            while waiting:
-                held = waiting.popleft()
-                if not isinstance(held, bytes):
-                    self._write(held)
-                    continue
-                try:
-                    if not self._put((self._plain, held)):
-                        self._refused += 1
-                except DeviceError:
-                    self._keep(held)
-                    raise
-        finally:
-            for held in waiting:
-                self._keep(held)
-
-    def _keep(self, packet: Packet | bytes) -> None:
-        """Add to the backlog; bytes are a frame."""
-        size = len(packet)
-        if self._held + size > self._backlog_size:
-            self._dropped += 1
-            return
-        self._held += size
-        self._backlog.append(packet if isinstance(packet, bytes) else packet.detach())
 
     # --- a refused super-packet ----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ the segments of a super-packet, all of one size, a train.
             dispatcher.run()
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -33,6 +33,7 @@ from netstack_gro.dispatchers.udp_socket import (
     traffic_class,
 )
 from netstack_gro.errors import ConfigError, EngineStateError
+from netstack_gro.hooks.room import check_seconds
 from netstack_gro.hooks.udp_delivery import MAX_BYTES, Aim, Delivery, Job
 from netstack_gro.packet import Packet
 
@@ -56,7 +57,8 @@ class UdpSenderStats:
     cut: trains that were sent datagram by datagram because the kernel could not cut them.
     retries: how often a send was repeated because the kernel had no room.
     refusals: ICMP errors that the kernel told of in place of sending; it was asked again.
-    refused: datagrams that it does not send at all (`UdpSendError`).
+    refused: datagrams that it does not send at all (`UdpSendError`), and what is none or could not
+        be made one: items of a hook on which ``peer`` or ``transform`` raised.
     dropped: datagrams that were more than the backlog may hold.
     """
 
@@ -102,7 +104,15 @@ class UdpTrainSender:
     what was not sent waits in the sender, which the next call sends first, and so does `flush`;
     `take_back` gives it to the caller. Only beyond ``backlog`` bytes is anything dropped. What
     the kernel refuses for good does not keep the others: `send` raises UdpSendError at the end,
-    and a hook counts it.
+    and a hook counts it; `refused` has it also where the call ended with another exception.
+
+    The same holds for any exception, such as a KeyboardInterrupt out of a signal handler: from when
+    the call has begun until it returns, each datagram has been sent, or waits, or was refused, in
+    order and once. That includes those in the system call, of which the kernel itself says how far
+    it came. Nothing is sent once an exception has struck; ``peer`` and ``transform`` are called
+    for what is left, again for the item that they were at. An item on which they raise an
+    Exception of their own is given up (`UdpSenderStats.refused`), and the others wait. Only a
+    second exception, while what is left is being copied, costs that.
 
     One thread at a time (EngineStateError). A context manager; leaving it closes it.
     """
@@ -125,8 +135,11 @@ class UdpTrainSender:
         within("max_segments", max_segments, 1, MAX_UDP_SEGMENTS)
         within("max_bytes", max_bytes, 1, MAX_BYTES)
         within("backlog", backlog, 0, 1 << 40)
-        if not timeout >= 0:
-            raise ConfigError("timeout", f"{timeout!r} is not a number of seconds from 0 on")
+        check_seconds("timeout", timeout)
+        if not (peer is None or isinstance(peer, tuple) or callable(peer)):
+            raise ConfigError("peer", f"{peer!r} is neither an address nor a callable")
+        if not (transform is None or callable(transform)):
+            raise ConfigError("transform", f"{transform!r} is not a callable")
         self.limits: Limits = Limits(udp=True, max_udp_segments=MAX_UDP_SEGMENTS)
         """What it takes as a sink: everything, since it sends wire packets. May be replaced."""
         self._peer = peer
@@ -144,7 +157,10 @@ class UdpTrainSender:
                 backlog=backlog,
             )
             if isinstance(peer, tuple):
-                self._packed(peer)  # refuse it now
+                try:
+                    self._packed(peer)
+                except (ValueError, OSError) as error:
+                    raise ConfigError("peer", str(error)) from error
         except BaseException:
             opened.close()
             raise
@@ -214,6 +230,14 @@ class UdpTrainSender:
             dropped=delivery.dropped,
         )
 
+    @property
+    def refused(self) -> list[tuple[bytes, Address | None]]:
+        """What the kernel refused for good in the latest `send`, `send_train` or `flush`.
+
+        Each datagram and the address it was for, as in UdpSendError, however the call ended.
+        """
+        return self._delivery.told()
+
     def path_mtu(self, address: Address | None = None) -> int | None:
         """The largest IP packet that reaches ``address`` whole, as far as the kernel knows now.
 
@@ -237,13 +261,13 @@ class UdpTrainSender:
         from. What waited before is sent first, and counted.
 
         Raises DeviceError, with all that was not sent kept (see the class), UdpSendError, with
-        all but what is in it sent, and ValueError for an address or mark that is none. A TypeError
-        for something that is not bytes-like comes when all before it has been sent.
+        all but what is in it sent, and ValueError for an address or mark that is none. Something
+        that is not bytes-like is a TypeError; it is left out of what waits after that.
         """
         if isinstance(datagrams, bytes | bytearray | memoryview):
             raise TypeError("a list of datagrams is required, not one")
         job = Job([*datagrams], 0, self._aimed(address, ecn, packet_info))
-        return self._delivery.run(iter((job,)))
+        return self._delivery.run([job], self._job_of)
 
     def send_train(
         self,
@@ -262,7 +286,7 @@ class UdpTrainSender:
         # An empty train, as it was received, has a segment size of 0.
         within("segment_size", segment_size, 1 if view.nbytes else 0, 1 << 30)
         job = Job(view, segment_size or 1, self._aimed(address, ecn, packet_info))
-        return self._delivery.run(iter((job,)))
+        return self._delivery.run([job], self._job_of)
 
     def __call__(self, items: Iterable[Item], /) -> None:
         """Send the packets of an engine, or forward the trains of a `UdpDispatcher`, to ``peer``.
@@ -270,34 +294,35 @@ class UdpTrainSender:
         Raises DeviceError as `send`; what the kernel refuses for good is only counted. ECN marks of
         trains are kept, packet information is not.
         """
-        self._delivery.run(self._jobs(items), collect=False)
+        self._delivery.run(items, self._job_of, collect=False)
 
     def flush(self) -> int:
         """Send what waits; how many datagrams. Raises as `send`."""
-        return self._delivery.run(iter(()))
+        return self._delivery.run([], self._job_of)
 
     def take_back(self) -> list[tuple[bytes, Address | None]]:
-        """Give up sending what waits: each datagram, and the address it was for."""
+        """Give up sending what waits: each datagram, and the address it was for.
+
+        Raises EngineStateError while the sender is at work.
+        """
         return self._delivery.take_back()
 
-    def _jobs(self, items: Iterable[Item]) -> Iterator[Job]:
-        """What a hook was given."""
-        for item in items:
-            address = self._peer(item) if callable(self._peer) else self._peer
-            if address is None and self._peer is not None:
-                continue
-            if isinstance(item, Train):
-                aim = self._aimed(address, item.ecn, None)
-                if self._transform is None and len(item) > 1:
-                    yield Job(item.buffer, item.segment_size, aim)
-                    continue
-                found: list[Buffer] = [*item]
-            else:
-                aim = self._aimed(address, None, None)
-                found = [*item.segments()] if item.gso_size else [bytes(item)]
-            if self._transform is not None:
-                found = [*map(self._transform, found)]
-            yield Job(found, 0, aim)
+    def _job_of(self, item: Item) -> Job | None:
+        """What is sent of an item that a hook was given."""
+        address = self._peer(item) if callable(self._peer) else self._peer
+        if address is None and self._peer is not None:
+            return None
+        if isinstance(item, Train):
+            aim = self._aimed(address, item.ecn, None)
+            if self._transform is None and len(item) > 1:
+                return Job(item.buffer, item.segment_size, aim)
+            found: list[Buffer] = [*item]
+        else:
+            aim = self._aimed(address, None, None)
+            found = [*item.segments()] if item.gso_size else [bytes(item)]
+        if self._transform is not None:
+            found = [*map(self._transform, found)]
+        return Job(found, 0, aim)
 
     def _packed(self, address: Address | None) -> bytes:
         return b"" if address is None else encode_address(self._delivery.opened.family, address)

@@ -2,6 +2,11 @@
 with them once it is known where they go.
 
 The kernel's answers, and what they mean: udp(7), net/ipv4/udp.c (udp_send_skb), net/ipv6/udp.c.
+
+A signal handler may raise between any two instructions. So nothing here moves a datagram from one
+place to another: a call has its items, the jobs made of them so far, and one number that says how
+many datagrams are done with (`Outgoing.position`). When it ends by whatever exception, the backlog
+is replaced by what these say is left.
 """
 
 import errno
@@ -9,15 +14,16 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain, groupby
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from netstack_gro.buffers import contiguous
 from netstack_gro.dispatchers.addresses import Address, decode_address, host_of, is_ipv4
 from netstack_gro.dispatchers.outgoing import Outgoing
 from netstack_gro.dispatchers.udp_socket import ICMP_ANSWERS, path_mtu, socket_name
-from netstack_gro.errors import DeviceError, EngineStateError, UdpSendError, device_error
+from netstack_gro.errors import EngineStateError, UdpSendError, device_error
 from netstack_gro.hooks.room import FULL, Room
 
 if TYPE_CHECKING:
@@ -70,6 +76,45 @@ class Job(NamedTuple):
         starts = range(0, len(view), self.segment)
         return [view[at : at + self.segment] for at in starts] or [b""]
 
+    def total(self) -> int:
+        """How many they are."""
+        if not self.segment:
+            return len(self.data)
+        return -(-memoryview(self.data).nbytes // self.segment) or 1
+
+
+Make = Callable[[Any], Job | None]
+"""What makes of an item what is to be sent of it, or None."""
+
+
+class Refused(NamedTuple):
+    """A datagram that the kernel does not send, by its position."""
+
+    position: int
+    datagram: bytes
+    name: bytes
+    number: int
+
+
+class _Call:
+    """What one call was given, and what it has made of it.
+
+    items: all, the backlog first, as jobs; None before they were looked at. made: of each of the
+    first items, the position of its first datagram and its job; None where all of it is done
+    with, or nothing is to be sent.
+    """
+
+    __slots__ = ("items", "made", "make")
+
+    def __init__(self, make: Make) -> None:
+        self.items: list[Any] | None = None
+        self.make = make
+        self.made: list[tuple[int, Job] | None] = []
+
+    def job_of(self, item: Any) -> Job | None:
+        """The job that an item is or stands for."""
+        return item if type(item) is Job else self.make(item)
+
 
 class Delivery:
     """Delivery(socket, ...): stages datagrams, sends them, and recovers from what goes wrong.
@@ -82,11 +127,10 @@ class Delivery:
         "_backlog_size",
         "_busy",
         "_collect",
-        "_held",
+        "_faults",
         "_max_bytes",
         "_max_segments",
         "_outgoing",
-        "_refused_now",
         "_room",
         "_suspected_gso",
         "_suspected_mark",
@@ -100,7 +144,7 @@ class Delivery:
         "name",
         "opened",
         "refusals",
-        "refused",
+        "refused_last",
         "retries",
     )
 
@@ -125,18 +169,17 @@ class Delivery:
         self.cut: int = 0
         self.retries: int = 0
         self.refusals: int = 0
-        self.refused: int = 0
         self.dropped: int = 0
         self._outgoing = Outgoing(_ROOM, _RUNS, never_equal_tail=never_equal_tail)
         self._max_segments = max_segments
         self._max_bytes = max_bytes
         self._room = Room(timeout)
         self._backlog_size = backlog
-        self._held = 0
+        self._faults = 0
         self._busy = False
         self._collect = False
         self._again = 0
-        self._refused_now: list[tuple[bytes, bytes, int]] = []
+        self.refused_last: list[Refused] = []
         # Left out of the message at hand, to blame if that helps.
         self._suspected_gso: bytes | None = None
         self._suspected_mark = False
@@ -144,7 +187,13 @@ class Delivery:
     @property
     def counters(self) -> tuple[int, int, int]:
         """Datagrams sent, their bytes, and how many of the messages were trains."""
-        return self._outgoing.counters
+        sent, octets, trains, _ = self._outgoing.counters
+        return sent, octets, trains
+
+    @property
+    def refused(self) -> int:
+        """Datagrams and items that are not sent at all."""
+        return self._outgoing.counters[3] + self._faults
 
     def close(self) -> None:
         """Close the socket, once nobody is at work."""
@@ -154,62 +203,138 @@ class Delivery:
 
     def take_back(self) -> list[tuple[bytes, Address | None]]:
         """Empty the backlog."""
+        if self._busy:
+            raise EngineStateError(f"{self.name}: the sender is at work")
         taken = [(datagram, unpacked(aim.name)) for datagram, aim in self.backlog]
-        self.backlog.clear()
-        self._held = 0
+        self.backlog = deque()
         return taken
+
+    def told(self) -> list[tuple[bytes, Address | None]]:
+        """What the latest call was refused."""
+        return [(each.datagram, unpacked(each.name)) for each in self.refused_last]
 
     def is_ipv4(self, name: bytes) -> bool:
         """Whether what is sent to a packed address, or to the connected peer, goes by IPv4."""
         return is_ipv4(name) if name else self.opened.family == socket.AF_INET
 
-    def run(self, jobs: Iterator[Job], *, collect: bool = True) -> int:
-        """Send the backlog and then ``jobs``; how many datagrams were sent.
+    def run(self, items: Iterable[Any], make: Make, *, collect: bool = True) -> int:
+        """Send the backlog and then what ``make`` makes of ``items``; how many datagrams were sent.
 
-        collect: keep what is refused for good, and raise it at the end.
+        items: jobs, or what ``make`` takes. collect: keep what is refused for good, and raise it
+        at the end.
         """
         if self.closed:
             raise EngineStateError("the sender is closed")
         if self._busy:
             raise EngineStateError(f"{self.name}: the sender is at work already")
-        self._busy = True
+        call = _Call(make)
+        try:
+            try:
+                self._busy = True
+                return self._run(call, items, collect)
+            except BaseException:
+                # Of all exceptions: the items may lie in memory that is used again from now on.
+                if call.items is None:
+                    call.items = [*self._waiting(), *(items if isinstance(items, list) else ())]
+                self._save(call, call.items)
+                raise
+            finally:
+                self._rest()
+        finally:
+            if self._busy:
+                self._rest()
+
+    def _rest(self) -> None:
+        """End a call; once more, where that was cut short."""
+        self._busy = False
+        if self.closed:
+            self.opened.close()
+
+    def _run(self, call: _Call, items: Iterable[Any], collect: bool) -> int:
+        call.items = [*self._waiting(), *items]
+        self.refused_last = []
         self._collect = collect
         self._room.begin()
         before = self._outgoing.counters[0]
-        try:
-            self._work(chain(self._waiting(), jobs))
-            if self._refused_now:
-                raise self._refusal()
-        finally:
-            self._refused_now.clear()
-            self._busy = False
-            if self.closed:
-                self.opened.close()
+        self._work(call, call.items)
+        self.backlog = deque()
+        self._tell_refused()
         return self._outgoing.counters[0] - before
 
-    def _work(self, jobs: Iterator[Job]) -> None:
-        """Stage and send ``jobs``; after an error that may pass, the rest is in the backlog."""
-        try:
-            for job in jobs:
-                if job.segment and len(job.data):
-                    self._send_train(job)
-                else:
-                    self._send_list(job)
-            self._push()
-        except DeviceError:
-            for job in jobs:
-                self._keep(job.datagrams(), job.aim)
-            raise
-        except BaseException:  # of a hook's transform, or misuse: what was before it is sent
-            self._push()
-            raise
+    def _work(self, call: _Call, items: list[Any]) -> None:
+        """Stage and send all items."""
+        made = call.made
+        end = seen = self._outgoing.position
+        kept = 0
+        while len(made) < len(items):
+            try:
+                job = call.job_of(items[len(made)])
+            except Exception:
+                made.append(None)  # the caller's own code has failed on it, and would again
+                self._faults += 1
+                raise
+            if job is None:
+                made.append(None)
+                continue
+            made.append((end, job))
+            end += job.total()
+            if job.segment and len(job.data):
+                self._send_train(job)
+            else:
+                self._send_list(job)
+            if seen != self._outgoing.position:
+                seen = self._outgoing.position
+                while kept < len(made) and ((entry := made[kept]) is None or _end(*entry) <= seen):
+                    made[kept] = None  # what was made of an item is kept no longer than it waits
+                    kept += 1
+        self._push()
 
-    def _waiting(self) -> Iterator[Job]:
-        """The backlog, which is empty from then on."""
-        waiting, self.backlog = self.backlog, deque()
-        self._held = 0
-        for aim, several in groupby(waiting, itemgetter(1)):
-            yield Job([datagram for datagram, _ in several], 0, aim)
+    def _waiting(self) -> list[Job]:
+        """The backlog, as jobs."""
+        return [
+            Job([datagram for datagram, _ in several], 0, aim)
+            for aim, several in groupby(self.backlog, itemgetter(1))
+        ]
+
+    def _save(self, call: _Call, items: list[Any]) -> None:
+        """Make the backlog of what a call has not sent, copied, and forget what is staged."""
+        outgoing = self._outgoing
+        outgoing.settle()
+        done = outgoing.position
+        outgoing.clear()
+        self._again = 0
+        self._suspected_mark = False
+        self._suspected_gso = None
+        self.refused_last = [each for each in self.refused_last if each.position < done]
+        backlog: deque[tuple[bytes, Aim]] = deque()
+        held = 0
+        for start, job in self._left(call, items):
+            for datagram in job.datagrams()[max(0, done - start) :]:
+                try:
+                    copied = bytes(contiguous(datagram))
+                except TypeError:
+                    self._faults += 1
+                    continue
+                if held + len(copied) > self._backlog_size:
+                    self.dropped += 1
+                    continue
+                held += len(copied)
+                backlog.append((copied, job.aim))
+        self.backlog = backlog
+
+    def _left(self, call: _Call, items: list[Any]) -> Iterator[tuple[int, Job]]:
+        """The jobs of a call that may not be done with, and where each starts."""
+        for entry in call.made:
+            if entry is not None:
+                yield entry
+        for item in items[len(call.made) :]:
+            try:
+                job = call.job_of(item)
+            except BaseException:  # noqa: BLE001 - of the caller's code; another is on its way
+                self._faults += 1
+            else:
+                if job is not None:
+                    yield self._outgoing.position, job
 
     # --- staging -------------------------------------------------------------------------------
 
@@ -222,74 +347,46 @@ class Delivery:
 
     def _send_list(self, job: Job) -> None:
         """Stage datagrams, and send what is staged whenever there is no more room."""
+        outgoing = self._outgoing
         datagrams = job.datagrams()
         start = 0
         self._aim(job.aim)
-        try:
-            while True:
-                start = self._outgoing.stage(datagrams, start)
-                if start == len(datagrams):
-                    return
-                if self._outgoing.pending:
-                    self._push()
-                else:  # longer than all there is room for
-                    self._refuse([bytes(datagrams[start])], job.aim.name, errno.EMSGSIZE)
-                    start += 1
-        except DeviceError:
-            self._keep(datagrams[start:], job.aim)
-            raise
+        while (start := outgoing.stage(datagrams, start)) < len(datagrams):
+            if outgoing.pending:
+                self._push()
+            else:  # longer than all there is room for
+                self._refuse([bytes(contiguous(datagrams[start]))], job.aim.name, errno.EMSGSIZE)
+                outgoing.pass_over()
+                start += 1
 
     def _send_train(self, job: Job) -> None:
         """The same for bytes that are to be cut."""
+        outgoing = self._outgoing
         view = memoryview(job.data).cast("B")
         start = 0
         self._aim(job.aim)
-        try:
-            while True:
-                staged = self._outgoing.stage_train(view, job.segment, start)
-                if staged == len(view):
-                    return
-                if staged == start and not self._outgoing.pending:
-                    staged = min(start + job.segment, len(view))
-                    self._refuse([bytes(view[start:staged])], job.aim.name, errno.EMSGSIZE)
-                start = staged
-                self._push()
-        except DeviceError:
-            self._keep(Job(view[start:], job.segment, job.aim).datagrams(), job.aim)
-            raise
-
-    def _keep(self, datagrams: "Iterable[Buffer]", aim: Aim) -> None:
-        """Copy datagrams to the backlog."""
-        for datagram in datagrams:
-            copied = bytes(datagram)
-            if self._held + len(copied) > self._backlog_size:
-                self.dropped += 1
-                continue
-            self._held += len(copied)
-            self.backlog.append((copied, aim))
+        while (staged := outgoing.stage_train(view, job.segment, start)) < len(view):
+            if staged == start and not outgoing.pending:
+                staged = min(start + job.segment, len(view))
+                self._refuse([bytes(view[start:staged])], job.aim.name, errno.EMSGSIZE)
+                outgoing.pass_over()
+            start = staged
+            self._push()
 
     # --- sending -------------------------------------------------------------------------------
 
     def _push(self) -> None:
-        """Send all that is staged. What cannot be sent now is in the backlog afterwards."""
+        """Send all that is staged."""
         outgoing = self._outgoing
         descriptor = self.opened.fileno()
-        try:
-            while outgoing.pending:
-                count = outgoing.send(descriptor)
-                if count > 0:
-                    self._again = 0
-                    self._draw_conclusions()
-                else:
-                    self._recover(-count)
-        except DeviceError:
-            while outgoing.pending:
-                datagrams, aim = outgoing.give_up()
-                self._keep(datagrams, Aim(*aim))
-            raise
-        finally:
-            if not outgoing.pending:
-                outgoing.clear()
+        while outgoing.pending:
+            count = outgoing.send(descriptor)
+            if count > 0:
+                self._again = 0
+                self._draw_conclusions()
+            else:
+                self._recover(-count)
+        outgoing.clear()
 
     def _recover(self, number: int) -> None:
         """Have the next message sent in another way, later, or not at all, after an error."""
@@ -322,9 +419,10 @@ class Delivery:
         else:
             outgoing.without_tos = self._suspected_mark = False
             self._suspected_gso = None
-            datagrams, aim = outgoing.give_up()
+            datagrams, aim = outgoing.peek()
             self._again = 0
             self._refuse(datagrams, aim[0], number)
+            outgoing.give_up()
 
     def _exceeds(self, number: int, size: int, name: bytes) -> bool:
         """Whether EINVAL only says what later kernels say with EMSGSIZE: longer than the MTU."""
@@ -353,13 +451,19 @@ class Delivery:
             _log.info("%s: no UDP_SEGMENT on the route to %s", self.name, host or "the peer")
 
     def _refuse(self, datagrams: list[bytes], name: bytes, number: int) -> None:
-        self.refused += len(datagrams)
+        """Note what is refused, before it counts as done with."""
         if self._collect:
-            self._refused_now += [(datagram, name, number) for datagram in datagrams]
+            at = self._outgoing.position
+            self.refused_last += [
+                Refused(at + place, datagram, name, number)
+                for place, datagram in enumerate(datagrams)
+            ]
 
-    def _refusal(self) -> UdpSendError:
-        """The error that tells of what was refused in this call."""
-        datagram, name, number = self._refused_now[0]
+    def _tell_refused(self) -> None:
+        """Raise what tells of all that was refused in this call."""
+        if not self.refused_last:
+            return
+        _, datagram, name, number = self.refused_last[0]
         host = _host(name) or "the peer"
         mtu = path_mtu(self.opened, name)
         if number == errno.EMSGSIZE:
@@ -368,15 +472,20 @@ class Delivery:
                 message += f", where {mtu - self._headers(name)} fit (MTU {mtu})"
         else:
             message = f"cannot be sent to {host}: {os.strerror(number)}"
-        refused = [(data, unpacked(to)) for data, to, _ in self._refused_now]
+        refused = self.told()
         if len(refused) > 1:
             message += f" (and {len(refused) - 1} more datagrams were refused)"
-        return UdpSendError(self.name, number, message, refused, mtu)
+        raise UdpSendError(self.name, number, message, refused, mtu)
 
 
 def unpacked(name: bytes) -> Address | None:
     """A packed address as the socket module has it; None for an empty one."""
     return decode_address(name) if name else None
+
+
+def _end(start: int, job: Job) -> int:
+    """The position after the last datagram of a job."""
+    return start + job.total()
 
 
 def _host(name: bytes) -> str:
