@@ -6,15 +6,13 @@ nothing is held in between. One thread runs it, and there is neither lock nor ti
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from netstack_gro.errors import EngineStateError
 from netstack_gro.gro import GroDispatcher
-from netstack_gro.stats import Stats
+from netstack_gro.stats import Stats, shown
 
 __all__ = ["Dispatcher", "DispatcherStats", "Source"]
 
@@ -35,27 +33,11 @@ class DispatcherStats:
     dropped: int = 0
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return shown(self)
 
     def __init_subclass__(cls) -> None:
         # Before `dataclass` sees the class, which would give it a repr of its own.
         cls.__repr__ = DispatcherStats.__repr__  # type: ignore[method-assign]
-
-
-def _shown(value: Any) -> str:
-    """The repr of statistics, without what is 0 or empty."""
-    if isinstance(value, Stats | DispatcherStats):
-        shown = [(each.name, _shown(getattr(value, each.name))) for each in fields(value)]
-        inner = ", ".join(f"{name}={text}" for name, text in shown if text not in {"0", "{}"})
-        return f"{type(value).__name__}({inner})"
-    if isinstance(value, Mapping):
-        counted = [(key, count) for key, count in value.items() if count]
-        return "{" + ", ".join(f"{_key(key)}: {count!r}" for key, count in counted) + "}"
-    return repr(value)
-
-
-def _key(key: object) -> str:
-    return str(key.name) if isinstance(key, Enum) else repr(key)
 
 
 class Source(ABC):

@@ -127,9 +127,9 @@ class BlockReader:
         if batch._size < BLOCK_HEADER:
             raise ValueError("the batch has no slab that may be a block")
         base = batch._base
-        self._left = native.u32(base, NUM_PKTS)
         self._at = native.u32(base, OFFSET_TO_FIRST_PKT)
         self._end = min(native.u32(base, BLK_LEN), batch._size)
+        self._left = native.u32(base, NUM_PKTS)
         return self._left > 0
 
     def fill(self, batch: Batch) -> int:

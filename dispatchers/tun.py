@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from netstack_gro.config import ChecksumState, GroConfig
-from netstack_gro.dispatchers.live import require_linux
+from netstack_gro.dispatchers.live import named_failures, require_linux
 from netstack_gro.dispatchers.readv import ReadvDispatcher
 from netstack_gro.dispatchers.slab import LiveStats, live_config
 from netstack_gro.dispatchers.tun_device import TunDevice
@@ -62,8 +62,10 @@ class TunDispatcher(ReadvDispatcher):
             if split:
                 settings = replace(settings, tcp=False, udp=False)
                 hook = self._cutter = _Cutter(hook, settings)
+            with named_failures(device.name, "cannot be opened"):
+                descriptor = os.dup(device.fileno())
             super().__init__(
-                os.dup(device.fileno()),
+                descriptor,
                 hook,
                 settings,
                 vnet_size=device.vnet_size,
@@ -130,9 +132,11 @@ class TunDispatcher(ReadvDispatcher):
         return stats if self._cutter is None else replace(stats, engine=self._cutter.gro.stats)
 
     def _release_more(self) -> None:
-        super()._release_more()
-        if self._owns_device:
-            self._device.close()
+        try:
+            super()._release_more()
+        finally:
+            if self._owns_device:
+                self._device.close()
 
 
 class _Cutter:

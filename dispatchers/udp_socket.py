@@ -229,7 +229,8 @@ def _bound(address: Address, reuse_port: bool) -> socket.socket:
     try:
         return _bind(family, target, reuse_port)
     except OSError as error:
-        raise device_error(name, error, "cannot be bound") from error
+        right = "CAP_NET_BIND_SERVICE" if error.errno == errno.EACCES else None
+        raise device_error(name, error, "cannot be bound", right=right) from error
 
 
 def _bind(

@@ -27,6 +27,7 @@ cdef class Batch:
     cdef int _exchange(self, object slab) except -1
     @cython.locals(slot=SlotPointer)
     cdef Slot *_place(self, Py_ssize_t offset, int length) noexcept
+    @cython.locals(count=cython.int)
     cdef int _drop(self) except -1
     cdef int _adopt(self, Batch other, int index) except -1
     @cython.locals(slot=SlotPointer)

@@ -343,10 +343,11 @@ class Batch:
         return 0
 
     def _drop(self) -> int:
-        for index in range(self._count):
+        # Counted out first: an exception of a signal handler must not leave emptied slots counted.
+        count, self._count = self._count, 0
+        for index in range(count):
             self._owners[index] = None
             records.forget_slot(records.slot_at(self._slots, index))
-        self._count = 0
         return 0
 
     def _adopt(self, other: "Batch", index: int) -> int:

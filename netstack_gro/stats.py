@@ -1,11 +1,13 @@
 """Counters of one engine, as a snapshot that can be added to another's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any
 
 from netstack_gro.verdicts import CloseReason, Verdict
 
-__all__ = ["Stats"]
+__all__ = ["Stats", "shown"]
 
 
 def _zero_verdicts() -> Mapping[Verdict, int]:
@@ -39,6 +41,9 @@ class Stats:
     verdicts: Mapping[Verdict, int] = field(default_factory=_zero_verdicts)
     closed: Mapping[CloseReason, int] = field(default_factory=_zero_reasons)
 
+    def __repr__(self) -> str:
+        return shown(self)
+
     def __add__(self, other: "Stats") -> "Stats":
         if not isinstance(other, Stats):
             return NotImplemented
@@ -54,3 +59,19 @@ class Stats:
             verdicts={key: self.verdicts[key] + other.verdicts[key] for key in Verdict},
             closed={key: count + other.closed[key] for key, count in self.closed.items()},
         )
+
+
+def shown(value: Any) -> str:
+    """The repr of statistics, without what is 0 or empty."""
+    if is_dataclass(value):
+        inner = ((each.name, shown(getattr(value, each.name))) for each in fields(value))
+        text = ", ".join(f"{name}={text}" for name, text in inner if text not in {"0", "{}"})
+        return f"{type(value).__name__}({text})"
+    if isinstance(value, Mapping):
+        counted = ((_key(key), count) for key, count in value.items() if count)
+        return "{" + ", ".join(f"{key}: {count!r}" for key, count in counted) + "}"
+    return repr(value)
+
+
+def _key(key: object) -> str:
+    return str(key.name) if isinstance(key, Enum) else repr(key)

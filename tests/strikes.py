@@ -1,6 +1,7 @@
 """Signal handlers that raise, at a given moment or at random; and what has arrived all the same."""
 
 import dis
+import gc
 import os
 import signal
 import socket
@@ -69,8 +70,12 @@ def alarms() -> Iterator[Callable[[float, Callable[[], object]], None]]:
             pass
 
     previous = signal.signal(signal.SIGALRM, handler)
-    yield alarmed
-    signal.signal(signal.SIGALRM, previous)
+    gc.disable()  # an exception within one of its callbacks would reach nobody
+    try:
+        yield alarmed
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
 
 
 def arrived(opened: socket.socket) -> list[bytes]:

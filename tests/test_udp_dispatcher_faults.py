@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from netstack_gro.errors import ConfigError, DeviceError
+from netstack_gro.errors import ConfigError, DeviceError, NotPermittedError
+from tests import rights
 from tests.datagrams import (
     UDP_GRO,
     Received,
@@ -24,6 +25,7 @@ from tests.datagrams import (
     sending_to,
 )
 from tests.engines import Engine
+from tests.requirements import lacks_root, require
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -258,6 +260,14 @@ def test_an_address_that_cannot_be_bound_is_named(engine: Engine) -> None:
     assert raised.value.errno == errno.EADDRNOTAVAIL
     with pytest.raises(DeviceError, match="there is no such address"):
         dispatcher(("x" * 64, 9), print)  # no name has a label of that length: RFC 1035
+
+
+def test_a_low_port_names_the_right_that_it_takes(engine: Engine) -> None:
+    require(lacks_root())
+    dispatcher = engine.module("dispatchers.udp").UdpDispatcher
+    with pytest.raises(NotPermittedError, match="cannot be bound") as raised:
+        rights.with_only((), lambda: dispatcher(("127.0.0.1", 80), print))
+    assert raised.value.right == "CAP_NET_BIND_SERVICE"
 
 
 def test_nothing_is_left_open(engine: Engine) -> None:

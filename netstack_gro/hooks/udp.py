@@ -81,6 +81,9 @@ class UdpTrainSender:
         `Packet` or `Train` and returns its address, or None for what is not to be sent. None:
         the peer that the socket is connected to.
     transform: for use as a hook: takes each datagram to be (bytes-like) and returns what is sent.
+        Of a received train only the payloads are sent on: its packet info (the local address and
+        the interface it came to) is not kept, so that the kernel chooses the source address. Bind
+        the socket to one address where answers must come from it.
     gso: whether to let the kernel cut trains; None: where it can (Linux 4.18).
     max_segments: datagrams in a train, 1 to 128; kernels before 6.9 take no more than 64.
     max_bytes: of a train, to 65,507, the default; over IPv6 65,487 at most.
