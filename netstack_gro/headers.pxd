@@ -45,7 +45,7 @@ cdef bint same_flow(
     int link, Head *head, const byte *base, Py_ssize_t offset, Parsed *found
 ) noexcept
 
-@cython.locals(digest=cython.ulonglong, at=cython.int)
+@cython.locals(digest=cython.ulonglong, ports=cython.ulonglong, at=cython.int)
 cdef unsigned long long flow_digest(
     int link, const byte *base, Py_ssize_t offset, Parsed *found,
     unsigned long long digest, unsigned long long seed

@@ -155,7 +155,8 @@ def _parse_ipv4(
     if fragment & 0x8000 and not reason:
         reason = codes.IP_RESERVED_BIT
     check = wire.u16(base, offset + 10)
-    if check == 0xFFFF or wire.sum16(base, offset, header) != 0xFFFF:
+    total = wire.sum20(base, offset) if header == 20 else wire.sum16(base, offset, header)
+    if check == 0xFFFF or total != 0xFFFF:
         found.barrier = True
         if not reason:
             reason = codes.IP_CHECKSUM
@@ -358,16 +359,17 @@ def flow_digest(
     elif link == codes.LINK_SLL2:
         digest = wire.mix(digest ^ wire.u64(base, offset + 4), seed ^ wire.u64(base, offset + 12))
     at = found.network
-    if found.version == 6:
-        digest = wire.mix(
-            digest ^ wire.u64(base, offset + at + 8), seed ^ wire.u64(base, offset + at + 16)
-        )
-        at += 12
+    ports = found.protocol
+    ports = ports << 32 | wire.u32(base, offset + found.transport)
+    if found.version == 4:
+        return wire.mix(digest ^ wire.u64(base, offset + at + 12), seed ^ ports)
     digest = wire.mix(
-        digest ^ wire.u64(base, offset + at + 12),
-        seed ^ (wire.u64(base, offset + at + 20) if found.version == 6 else 0),
+        digest ^ wire.u64(base, offset + at + 8), seed ^ wire.u64(base, offset + at + 16)
     )
-    return wire.mix(digest ^ wire.u32(base, offset + found.transport), seed ^ found.protocol)
+    digest = wire.mix(
+        digest ^ wire.u64(base, offset + at + 24), seed ^ wire.u64(base, offset + at + 32)
+    )
+    return wire.mix(digest, seed ^ ports)
 
 
 def network_difference(head: records.Head, base: Base, offset: int, found: records.Parsed) -> int:

@@ -67,7 +67,9 @@ class FlowTable:
 
         The packet's place, or the free one it would take, is noted for `enter`.
         """
-        digest = wire.mix(self._seed ^ slot.interface, self._stir ^ (slot.vlan & VLAN_KEY))
+        digest = self._seed
+        if slot.interface or slot.vlan:
+            digest = wire.mix(digest ^ slot.interface, self._stir ^ (slot.vlan & VLAN_KEY))
         digest = headers.flow_digest(
             self._layout, slot.base, slot.offset, parsed, digest, self._stir
         )

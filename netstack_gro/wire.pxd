@@ -29,6 +29,7 @@ cdef extern from "_wire.h":
     unsigned int fold16 "wire_fold16"(unsigned int total) noexcept
     unsigned int swap16 "wire_swap16"(unsigned int value) noexcept
     unsigned int sum16 "wire_sum16"(const byte *base, Py_ssize_t at, Py_ssize_t count) noexcept
+    unsigned int sum20 "wire_sum20"(const byte *base, Py_ssize_t at) noexcept
     unsigned long long mix "wire_mix"(unsigned long long a, unsigned long long b) noexcept
 
 ctypedef byte *BytePointer

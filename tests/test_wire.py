@@ -121,6 +121,7 @@ class Library:
         "fold16": (WORD, [WORD]),
         "swap16": (WORD, [WORD]),
         "sum16": (WORD, [BASE, SIZE, SIZE]),
+        "sum20": (WORD, [BASE, SIZE]),
         "mix": (LONG, [LONG, LONG]),
     }
 
@@ -363,6 +364,14 @@ def test_the_sum_tells_zero_from_all_ones(side: Side) -> None:
 def test_the_sum_of_a_jumbo_frame_of_ones_does_not_overflow(side: Side) -> None:
     for count in (8999, 9000, Fenced.SIZE):
         assert side.sum16(side.a.put(b"\xff" * count), 0, count) == plain_sum(b"\xff" * count)
+
+
+@pytest.mark.parametrize("lead", range(9))
+def test_the_sum_of_an_ipv4_header_is_that_of_any_20_bytes(side: Side, lead: int) -> None:
+    random_ = random.Random(lead)
+    headers = [bytes(20), b"\xff" * 20, bytes(18) + b"\xff\xff", b"\x12\x34\xed\xcb" + bytes(16)]
+    for header in headers + [random_.randbytes(20) for _ in range(500)]:
+        assert side.sum20(side.a.put(bytes(lead) + header), lead) == plain_sum(header)
 
 
 def test_mix_combines_the_halves_of_the_product(side: Side) -> None:
