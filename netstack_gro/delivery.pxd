@@ -26,8 +26,9 @@ cdef class Delivery:
 
     @cython.locals(slot=SlotPointer)
     cdef int parse(self, int index) noexcept
-    @cython.locals(slot=SlotPointer, head=HeadPointer)
+    @cython.locals(slot=SlotPointer)
     cdef int reason(self, int index) noexcept
+    cdef int close_reason(self, Head *head) noexcept
     @cython.locals(slot=SlotPointer, head=HeadPointer, state=cython.int)
     cdef int state(self, int index) noexcept
     @cython.locals(at=cython.int)

@@ -44,7 +44,7 @@ class Outbox:
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        self._free = [make_packet() for _ in range(self._delivery.capacity)]
+        self._free = self._unused()
         self._verdicts = records.counters(VERDICTS)
         self._reasons = records.counters(REASONS)
         self._batches = 0
@@ -55,6 +55,10 @@ class Outbox:
         self._super_packets = 0
         self._segments = 0
 
+    def _unused(self) -> list[Packet]:
+        """As many packets as a flush may have."""
+        return [make_packet(self._delivery) for _ in range(self._delivery.capacity)]
+
     def __dealloc__(self) -> None:
         records.release(self._verdicts)
         records.release(self._reasons)
@@ -64,36 +68,40 @@ class Outbox:
         delivery = self._delivery
         packets = self._free[:count]  # the one allocation; what follows cannot fail half-way
         inputs = 0
+        bytes_in = 0
+        bytes_out = 0
         for position in range(count):
             index = out[position]
             slot = records.slot_at(delivery.slots, index)
             packet = self._free[position]
-            packet._delivery = delivery
             packet._index = index
             packet._space = -1
             packet._completed = False
+            packet._lent = True
             if slot.head >= 0:
                 head = records.head_at(delivery.heads, slot.head)
-                self._reasons[delivery.reason(index)] += 1
+                self._reasons[delivery.close_reason(head)] += 1
                 self._verdicts[slot.verdict] += head.count
                 inputs += head.count
                 if head.count > 1:
                     self._super_packets += 1
                     self._segments += head.count
-                    self._bytes_in += head.count * head.header_length + head.payload
-                    self._bytes_out += head.header_length + head.payload
+                    bytes_in += head.count * head.header_length + head.payload
+                    bytes_out += head.header_length + head.payload
                     packet._space = delivery.write_header(index)
                     packet._header_length = head.header_length
                     continue
             else:
                 self._verdicts[slot.verdict] += 1
                 inputs += 1
-            self._bytes_in += slot.length
-            self._bytes_out += slot.length
+            bytes_in += slot.length
+            bytes_out += slot.length
             if slot.checksum == codes.PARTIAL and not delivery.partial:
                 self._complete(packet, index)
         self._packets_in += inputs
         self._packets_out += count
+        self._bytes_in += bytes_in
+        self._bytes_out += bytes_out
         self._batches += 1
         return packets
 
@@ -109,21 +117,22 @@ class Outbox:
 
     def take_back(self, count: int) -> int:
         """Release the packets of a flush; one that the hook kept has its facts written down."""
+        position = 0
         try:
-            for position in range(count):
+            while position < count:
                 packet = self._free[position]
-                if records.kept(packet, 2):  # the list's reference and this one
-                    if packet._delivery is not None:
+                # Beyond the list's reference and this one; or detached, and then let go of.
+                if records.kept(packet, 2) or not packet._lent:
+                    if packet._lent:
                         packet._settle()
-                    self._free[position] = make_packet()
-                else:
-                    packet._forget()
+                    self._free[position] = make_packet(self._delivery)
+                packet._lent = False
+                position += 1
         except BaseException:
             # Without the memory to write facts down, a kept packet is released all the same.
             for packet in self._free:
-                if packet._delivery is not None:
-                    packet._forget()
-            self._free = [make_packet() for _ in range(self._delivery.capacity)]
+                packet._lent = False
+            self._free = [make_packet(self._delivery) for _ in range(self._delivery.capacity)]
             raise
         return 0
 

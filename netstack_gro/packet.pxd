@@ -13,6 +13,7 @@ cdef class Packet:
     cdef int _space
     cdef int _header_length
     cdef bint _completed
+    cdef bint _lent
     cdef object _facts
     cdef object _own
 
@@ -21,7 +22,6 @@ cdef class Packet:
     cdef object _describe(self)
     cdef int _live(self) except -1
     cdef int _settle(self) except -1
-    cdef int _forget(self) except -1
     @cython.locals(head=HeadPointer)
     cdef int _size(self) noexcept
     @cython.locals(
@@ -31,4 +31,5 @@ cdef class Packet:
     @cython.locals(slot=SlotPointer, parsed=ParsedPointer)
     cdef int _own_header(self) except -1
 
-cpdef Packet make_packet()
+@cython.locals(packet=Packet)
+cpdef Packet make_packet(Delivery delivery)

@@ -39,6 +39,7 @@ class Packet:
         "_facts",
         "_header_length",
         "_index",
+        "_lent",
         "_own",
         "_space",
     )
@@ -48,6 +49,7 @@ class Packet:
     _facts: Facts
     _header_length: int
     _index: int
+    _lent: bool
     _own: Any
     _space: int
 
@@ -59,7 +61,7 @@ class Packet:
 
     def __len__(self) -> int:
         """Bytes of the packet, link header included."""
-        if self._delivery is None and self._own is None:
+        if not self._lent and self._own is None:
             return self._facts.length
         return self._size()
 
@@ -183,8 +185,8 @@ class Packet:
         All zero for a packet with nothing left to do. A super-packet's hdr_len, csum_start and
         csum_offset are filled in whether or not its checksum is partial.
         """
-        delivery = self._delivery
-        if delivery is not None:
+        if self._lent:
+            delivery = self._delivery
             slot = records.slot_at(delivery.slots, self._index)
             if slot.head >= 0 and slot.following >= 0:
                 return describe.virtio_of(delivery, records.head_at(delivery.heads, slot.head))
@@ -199,9 +201,9 @@ class Packet:
     @property
     def packets(self) -> int:
         """Input packets in this one."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.packets
+        delivery = self._delivery
         head = self._head(delivery)
         inputs: int = head.count if head else 1
         return inputs
@@ -214,9 +216,9 @@ class Packet:
     @property
     def gso_size(self) -> int:
         """Payload bytes of each segment but the last; 0 for a wire packet, or where unknown."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.gso_size
+        delivery = self._delivery
         head = self._head(delivery)
         if head:
             size: int = head.gso_size
@@ -242,9 +244,9 @@ class Packet:
     @property
     def verdict(self) -> Verdict:
         """Why the packet is what it is."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.verdict
+        delivery = self._delivery
         return Verdict(records.slot_at(delivery.slots, self._index).verdict)
 
     @property
@@ -255,25 +257,25 @@ class Packet:
     @property
     def timestamp_ns(self) -> int:
         """Arrival time of its first input, in nanoseconds."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.timestamps[0]
+        delivery = self._delivery
         return records.slot_at(delivery.slots, self._index).timestamp_ns
 
     @property
     def interface(self) -> int:
         """The interface it came from."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.interface
+        delivery = self._delivery
         return records.slot_at(delivery.slots, self._index).interface
 
     @property
     def vlan(self) -> int | None:
         """The TCI of a VLAN tag that is not in the packet."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.vlan
+        delivery = self._delivery
         tag: int = records.slot_at(delivery.slots, self._index).vlan
         return tag & 0xFFFF if tag else None
 
@@ -285,9 +287,9 @@ class Packet:
     @property
     def link(self) -> Link:
         """The link layer its bytes begin with."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts.link
+        delivery = self._delivery
         return delivery.link
 
     @property
@@ -296,7 +298,7 @@ class Packet:
         return self._describe().wire_length
 
     def _live(self) -> int:
-        if self._delivery is None and self._own is None:
+        if not self._lent and self._own is None:
             raise ValueError(_RELEASED)
         return 0
 
@@ -355,9 +357,9 @@ class Packet:
 
     def _describe(self) -> Facts:
         """All attributes at once."""
-        delivery = self._delivery
-        if delivery is None:
+        if not self._lent:
             return self._facts
+        delivery = self._delivery
         slot = records.slot_at(delivery.slots, self._index)
         if slot.head >= 0 and slot.following >= 0:
             return describe.merged(delivery, delivery.batch, self._index)
@@ -366,20 +368,16 @@ class Packet:
     def _settle(self) -> int:
         """Write the attributes down and let go of the engine."""
         self._facts = self._describe()
+        self._lent = False
         self._delivery = None  # type: ignore[assignment]
         return 0
 
-    def _forget(self) -> int:
-        """Be nobody's packet, ready to be used again."""
-        self._delivery = None  # type: ignore[assignment]
-        self._facts = None  # type: ignore[assignment]
-        self._own = None
-        return 0
+
+def make_packet(delivery: Delivery) -> Packet:
+    """A packet of an engine, of no flush yet."""
+    packet = Packet.__new__(Packet)
+    packet._delivery = delivery
+    return packet
 
 
-def make_packet() -> Packet:
-    """A packet of no flush yet."""
-    return Packet.__new__(Packet)
-
-
-records.seal(Packet, (), ("_delivery", "_facts", "_own"))
+records.seal(Packet, ("_lent",), ("_delivery", "_facts", "_own"))
