@@ -88,5 +88,3 @@ cdef enum:
     EXTENSION_LIMIT = 8
     NO_GSO_SIZE = 65535
     FIXED_IDS_REFUSED = 2
-    HEAD_BAD = -1
-    DIFFERENT = -2

@@ -118,7 +118,3 @@ DESTINATION = 60
 HEADERS_LIMIT = 256  # what the engine's header space holds for one packet
 EXTENSION_LIMIT = 8  # bounds the walk; Linux's default too (net.ipv6.max_hbh_opts_number)
 NO_GSO_SIZE = 0xFFFF  # GSO_BY_FRAGS, include/linux/skbuff.h: not a size
-
-# What `merge` answers beside a close reason.
-HEAD_BAD = -1  # the head's own checksum is wrong: it was never a head
-DIFFERENT = -2  # not a repetition of the head's headers: parse it

@@ -15,7 +15,6 @@ cdef class Engine:
     cdef bint enabled
     cdef bint tcp
     cdef bint udp
-    cdef bint sums
     cdef int fixed_ids
     cdef int max_size
     cdef int max_frame
@@ -35,13 +34,13 @@ cdef class Engine:
     cdef int attach(self, Head *heads, Parsed *parsed) noexcept
     @cython.locals(slot=SlotPointer)
     cdef int pass_alone(self, int index) noexcept
-    @cython.locals(index=cython.int, slot=SlotPointer, head=HeadPointer, answer=cython.int)
+    @cython.locals(index=cython.int, slot=SlotPointer, head=HeadPointer)
     cdef int take(self, int start, int stop) except -1
     @cython.locals(number=cython.int)
     cdef int reset(self) noexcept
     @cython.locals(
         parsed=ParsedPointer, head=HeadPointer, reason=cython.int, number=cython.int,
-        why=cython.int, state=cython.int
+        why=cython.int, state=cython.int, following=cython.int
     )
     cdef int _admit(self, Slot *slot, int index) except -1
     cdef int _refuse(self, Head *head, Slot *slot, int index) noexcept

@@ -19,8 +19,8 @@ class Engine:
     slots, heads: the records of the batch and of the heads that it opened. out, out_count: the
     slots that begin a packet to deliver, in arrival order. barrier: heads opened before the
     present one are closed. The other attributes are the rules in force, as `GroConfig` and
-    `Limits` have them: sums asks for complete checksums, fixed_ids is a number of
-    `codes.FIXED_IDS`, max_frame is 0 for no limit. failure: what the predicate raised.
+    `Limits` have them: fixed_ids is a number of `codes.FIXED_IDS`, max_frame is 0 for no limit.
+    failure: what the predicate raised.
     """
 
     __slots__ = (
@@ -43,7 +43,6 @@ class Engine:
         "out",
         "out_count",
         "slots",
-        "sums",
         "tcp",
         "tcp_limit",
         "udp",
@@ -69,7 +68,6 @@ class Engine:
     out: list[int]
     out_count: int
     slots: list[records.Slot]
-    sums: bool
     tcp: bool
     tcp_limit: int
     udp: bool
@@ -112,29 +110,32 @@ class Engine:
 
     def take(self, start: int, stop: int) -> int:
         """Merge each packet from ``start`` to ``stop``, open a head for it, or pass it through."""
-        for index in range(start, stop):
+        index = start
+        while index < stop:
             slot = records.slot_at(self.slots, index)
-            slot.head = -1
-            slot.following = -1
             if self._recent >= 0:
                 head = records.head_at(self.heads, self._recent)
                 if (
                     head.open
                     and head.barrier == self.barrier
                     and slot.length > head.header_length
-                    and not slot.flags
-                    and slot.wire_length == slot.length
-                    and slot.interface == head.interface
-                    and slot.vlan == head.vlan
-                    and slot.checksum == head.given
+                    # Other ports, as most packets of another flow have: the call is not worth it.
+                    and wire.u32(slot.base, slot.offset + head.transport)
+                    == wire.u32(head.base, head.offset + head.transport)
                 ):
-                    answer = merge.follow(self.slots, head, slot, index, self.fixed_ids, self.sums)
-                    if not answer:
+                    index = merge.run(self.slots, head, index, stop, False, self.fixed_ids)
+                    if index == stop:
+                        return 0
+                    if index < 0:
+                        index = -1 - index
+                        self._refuse(head, records.slot_at(self.slots, index), index)
+                        index += 1
                         continue
-                    if answer == codes.CLOSED_BAD_CHECKSUM:
-                        self._refuse(head, slot, index)
-                        continue
+                    slot = records.slot_at(self.slots, index)
+            slot.head = -1
+            slot.following = -1
             self._admit(slot, index)
+            index += 1
         return 0
 
     def reset(self) -> int:
@@ -168,19 +169,21 @@ class Engine:
             if head.open and head.barrier == self.barrier:
                 why = merge.difference(head, slot, parsed, state, self.fixed_ids)
                 if not why:
-                    why = merge.extend(self.slots, head, slot, index, parsed.payload, self.sums)
-                    if not why:
+                    following = merge.run(self.slots, head, index, index + 1, True, self.fixed_ids)
+                    if following > index:
                         self._recent = number
                         return 0
-                if why == codes.CLOSED_BAD_CHECKSUM:
-                    return self._refuse(head, slot, index)
-                if why != codes.HEAD_BAD:
+                    if following < 0:
+                        return self._refuse(head, slot, index)
+                else:
                     merge.close(head, why)
         return self._open(slot, index, state)
 
     def _refuse(self, head: records.Head, slot: records.Slot, index: int) -> int:
         """Pass a packet through that its own checksum keeps from extending a head."""
         merge.close(head, codes.CLOSED_BAD_CHECKSUM)
+        slot.head = -1
+        slot.following = -1
         slot.verdict = codes.BAD_CHECKSUM
         self.out[self.out_count] = index
         self.out_count += 1

@@ -318,7 +318,6 @@ class GroDispatcher:
         self._delivery.partial = (
             config.delivered_checksums == "partial" and held.delivered_checksums == "partial"
         )
-        engine.sums = not self._delivery.partial
         self._limits = limits
         return 0
 

@@ -4,9 +4,17 @@ from netstack_gro.wire cimport ConstBytePointer, byte
 cimport cython
 
 
-@cython.locals(payload=cython.int, why=cython.int)
-cdef int follow(
-    Slot *slots, Head *head, Slot *slot, int index, int fixed_ids, bint sums
+@cython.locals(
+    slot=SlotPointer, last=SlotPointer, base=ConstBytePointer, first=ConstBytePointer,
+    network=cython.Py_ssize_t, transport=cython.Py_ssize_t, at=cython.Py_ssize_t,
+    extensions=cython.int, payload=cython.int, size=cython.int, index=cython.int,
+    total=cython.int, count=cython.int, sequence=cython.uint, ip_id=cython.uint,
+    number=cython.uint, mode=cython.int, modes=cython.int, flags=cython.int, check=cython.uint,
+    even=cython.ulonglong, odd=cython.ulonglong, covered=cython.ulonglong, data=cython.uint,
+    reason=cython.int, tcp=cython.bint, four=cython.bint, refused=cython.bint
+)
+cdef int run(
+    Slot *slots, Head *head, int start, int stop, bint known, int fixed_ids
 ) noexcept
 
 @cython.locals(why=cython.int)
@@ -14,34 +22,17 @@ cdef int difference(
     Head *head, Slot *slot, Parsed *parsed, int state, int fixed_ids
 ) noexcept
 
-@cython.locals(why=cython.int)
-cdef int extend(Slot *slots, Head *head, Slot *slot, int index, int payload, bint sums) noexcept
-
 cdef int close(Head *head, int reason) noexcept
 
-@cython.locals(
-    base=ConstBytePointer, at=cython.Py_ssize_t, size=cython.int, total=cython.int,
-    check=cython.uint, extensions=cython.int
-)
-cdef bint _repeats(Head *head, Slot *slot, bint sums) noexcept
-
-@cython.locals(ip_id=cython.uint)
+@cython.locals(ip_id=cython.uint, mode=cython.int)
 cdef int _continues(Head *head, Slot *slot, int payload, int fixed_ids) noexcept
 
-@cython.locals(first=SlotPointer, partial=cython.bint)
-cdef int _challenge(Slot *slots, Head *head, Slot *slot) noexcept
+cdef int _id_modes(Head *head, int fixed_ids) noexcept
 
-@cython.locals(at=cython.Py_ssize_t, total=cython.ulonglong)
-cdef int _prepare(Head *head, bint sums) noexcept
+@cython.locals(first=SlotPointer)
+cdef bint _verify_first(Slot *slots, Head *head) noexcept
 
-@cython.locals(at=cython.Py_ssize_t, covered=cython.ulonglong)
-cdef unsigned long long _covered(
-    Head *head, const byte *base, Py_ssize_t offset, int payload
-) noexcept
+cdef bint _is_right(Head *head, const byte *base, Py_ssize_t offset, int length) noexcept
 
-@cython.locals(
-    last=SlotPointer, ip_id=cython.uint, covered=cython.ulonglong, flags=cython.uint
-)
-cdef int _append(
-    Slot *slots, Head *head, Slot *slot, int index, int payload, bint sums
-) noexcept
+@cython.locals(base=ConstBytePointer, at=cython.Py_ssize_t, total=cython.ulonglong)
+cdef int _prepare(Head *head) noexcept

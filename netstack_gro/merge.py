@@ -1,36 +1,166 @@
 """What continues a head, and how a head grows.
 
-`follow` is the way of nearly every packet that merges: its headers repeat the head's but for
-lengths, sequence number, ID and checksums, so it need not be parsed. `difference` and `extend`
-are the same rules for a packet that was. ``fixed_ids`` is a number of `codes.FIXED_IDS`;
-``sums`` says whether the checksums of super-packets will be complete, and so what to gather.
+`run` appends the packets of a batch that continue a head. Nearly every packet that merges repeats
+the head's headers but for lengths, sequence number, ID and checksums, so that it need not be
+parsed; of one that was, `difference` says why not. ``fixed_ids`` is a number of
+`codes.FIXED_IDS`.
 """
 
 from netstack_gro import codes, headers, records, tcp, udp, wire
 from netstack_gro.wire import Base
 
 
-def follow(
+def run(
     slots: list[records.Slot],
     head: records.Head,
-    slot: records.Slot,
-    index: int,
+    start: int,
+    stop: int,
+    known: bool,
     fixed_ids: int,
-    sums: bool,
 ) -> int:
-    """Append a packet that plainly continues an open head: no need to parse it.
+    """Append the packets from ``start`` on that continue an open head, until one does not.
 
-    Interface, VLAN and checksum state are the head's, and the packet is longer than the head's
-    headers. 0 where it was appended, CLOSED_BAD_CHECKSUM where it would have been but for its
-    checksum; anything else: parse it.
+    A packet that was not parsed must plainly do so, without metadata that the head's first packet
+    had not. ``known`` says that they were, and that there is no `difference`. Returns the index of
+    the first that was not appended, ``stop`` where all were; -1 less the index of one that would
+    have been but for its own checksum.
+
+    One loop over locals, where functions and the head's fields would be easier to read: nearly
+    every packet takes this way, and with them it costs twice as much.
     """
-    if not _repeats(head, slot, sums):
-        return codes.DIFFERENT
-    payload = slot.length - head.header_length
-    why = _continues(head, slot, payload, fixed_ids)
-    if why:
-        return codes.DIFFERENT
-    return extend(slots, head, slot, index, payload, sums)
+    tcp = head.protocol == codes.TCP
+    four = head.version == 4
+    first = head.base
+    network = head.offset + head.network
+    transport = head.offset + head.transport
+    extensions = head.transport - head.network - 40
+    last = records.slot_at(slots, head.last)
+    modes = _id_modes(head, fixed_ids)
+    ip_id = head.ip_id
+    sequence = head.sequence
+    total = head.payload
+    count = head.count
+    even = odd = number = mode = flags = reason = 0
+    refused = False
+    index = start
+    while index < stop:
+        slot = records.slot_at(slots, index)
+        payload = slot.length - head.header_length
+        if (
+            payload <= 0
+            or payload > head.gso_size
+            or payload > head.limit - total
+            or slot.wire_length != slot.length
+            or slot.interface != head.interface
+            or slot.vlan != head.vlan
+            or ((slot.flags or slot.checksum != head.given) and not known)
+        ):
+            break
+        # All must be equal but IP length, ID and header checksum, UDP length, TCP sequence
+        # number, FIN, PSH, and the transport checksum.
+        base = slot.base
+        at = slot.offset + head.transport
+        if tcp:
+            if wire.u32(base, at + 4) != sequence or not wire.same_tcp(
+                base, at, first, transport, head.header_length - head.transport
+            ):
+                break
+        elif (
+            wire.u32(base, at) != wire.u32(first, transport)
+            or wire.u16(base, at + 4) != slot.length - head.transport
+            or not wire.u16(base, at + 6)
+        ):
+            break
+        at = slot.offset + head.network
+        size = slot.length - head.network
+        if four:
+            number = wire.u16(base, at + 4)
+            mode = codes.FIXED_ID if number == ip_id else codes.INCREMENT_ID
+            if (
+                not modes & mode
+                or (number != ip_id and number != (ip_id + 1 & 0xFFFF))
+                or wire.u16(base, at + 2) != size
+                or not wire.same_ipv4(base, at, first, network)
+            ):
+                break
+        elif (
+            wire.u16(base, at + 4) + 40 != size
+            or not wire.same_ipv6(base, at, first, network)
+            or (extensions and not wire.equal(base, at + 40, first, network + 40, extensions))
+        ):
+            break
+        if head.network and not wire.equal(base, slot.offset, first, head.offset, head.network):
+            break
+        if not head.ready:
+            _prepare(head)
+        if four:
+            check = wire.fold16(head.ip_sum + size + number)
+            if check + wire.u16(base, at + 10) != 0xFFFF:
+                break
+        # What the transport checksum covers beside the payload, itself included.
+        at = slot.offset + head.transport
+        covered = head.transport_sum + payload
+        if tcp:
+            check = wire.u16(base, at + 16)
+            covered += sequence
+            covered += wire.u16(base, at + 12)
+        else:
+            check = wire.u16(base, at + 6)
+            covered += payload
+        covered += check
+        if head.checksum != codes.VERIFIED:
+            if not head.verified and not _verify_first(slots, head):
+                break
+            if head.checksum == codes.PARTIAL:
+                refused = not _is_right(head, base, slot.offset, slot.length)
+            else:
+                data = wire.sum16(base, slot.offset + head.header_length, payload)
+                # 0xFFFF in place of 0 is the same sum, but not what segmentation would write.
+                refused = wire.fold(covered + data) != 0xFFFF or (tcp and check == 0xFFFF)
+            if refused:
+                break
+        if count == 1:
+            last.verdict = codes.MERGED
+            last.header_length = head.header_length
+        last.following = index
+        last = slot
+        slot.head = -1
+        slot.following = -1
+        slot.verdict = codes.MERGED
+        slot.header_length = head.header_length
+        modes = mode
+        ip_id = number
+        if tcp:
+            flags |= wire.u8(base, at + 13) & 0x09
+            sequence = sequence + payload & wire.MASK32
+        if total & 1:
+            odd += covered
+        else:
+            even += covered
+        total += payload
+        count += 1
+        index += 1
+        if payload < head.gso_size or flags or count >= head.count_limit:
+            if payload < head.gso_size:
+                reason = codes.CLOSED_SHORT
+            elif flags:
+                reason = codes.CLOSED_PSH if flags & 0x08 else codes.CLOSED_FIN
+            else:
+                reason = codes.CLOSED_COUNT
+            break
+    if count > head.count:
+        head.last = index - 1
+        head.count = count
+        head.payload = total
+        head.sequence = sequence
+        head.ip_id = ip_id
+        head.id_mode = modes
+        head.flags |= flags
+        head.even_sum += even
+        head.odd_sum += odd
+        if reason:
+            close(head, reason)
+    return -1 - index if refused else index
 
 
 def difference(
@@ -50,78 +180,11 @@ def difference(
     return why
 
 
-def extend(
-    slots: list[records.Slot],
-    head: records.Head,
-    slot: records.Slot,
-    index: int,
-    payload: int,
-    sums: bool,
-) -> int:
-    """Append a packet that continues the head, once the checksums at stake are right.
-
-    0 where it was appended, CLOSED_BAD_CHECKSUM where its own checksum is wrong, HEAD_BAD where
-    the head's is.
-    """
-    if head.checksum != codes.VERIFIED:
-        why = _challenge(slots, head, slot)
-        if why:
-            return why
-    return _append(slots, head, slot, index, payload, sums)
-
-
 def close(head: records.Head, reason: int) -> int:
     """Append nothing more to a head."""
     head.open = False
     head.closed = reason
     return 0
-
-
-def _repeats(head: records.Head, slot: records.Slot, sums: bool) -> bool:
-    """Whether a packet is a candidate whose headers repeat the head's: no need to parse it.
-
-    All must be equal but IP length, IPv4 ID and header checksum, UDP length, TCP sequence
-    number, FIN, PSH, and the transport checksum. The packet is longer than the headers.
-    """
-    base = slot.base
-    at = slot.offset + head.transport
-    if head.protocol == codes.TCP:
-        if not wire.same_tcp(
-            base,
-            at,
-            head.base,
-            head.offset + head.transport,
-            head.header_length - head.transport,
-        ):
-            return False
-    elif (
-        wire.u32(base, at) != wire.u32(head.base, head.offset + head.transport)
-        or wire.u16(base, at + 4) != slot.length - head.transport
-        or not wire.u16(base, at + 6)
-    ):
-        return False
-    at = slot.offset + head.network
-    size = slot.length - head.network
-    if head.version == 4:
-        if not wire.same_ipv4(base, at, head.base, head.offset + head.network):
-            return False
-        if not head.ready:
-            _prepare(head, sums)
-        total = wire.u16(base, at + 2)
-        check = wire.fold16(head.ip_sum + total + wire.u16(base, at + 4))
-        if total != size or check + wire.u16(base, at + 10) != 0xFFFF:
-            return False
-    else:
-        if not wire.same_ipv6(base, at, head.base, head.offset + head.network):
-            return False
-        if wire.u16(base, at + 4) + 40 != size:
-            return False
-        extensions = head.transport - head.network - 40
-        if extensions and not wire.equal(
-            base, at + 40, head.base, head.offset + head.network + 40, extensions
-        ):
-            return False
-    return not head.network or wire.equal(base, slot.offset, head.base, head.offset, head.network)
 
 
 def _continues(head: records.Head, slot: records.Slot, payload: int, fixed_ids: int) -> int:
@@ -132,18 +195,10 @@ def _continues(head: records.Head, slot: records.Slot, payload: int, fixed_ids: 
         return codes.CLOSED_SEQUENCE
     if head.version == 4:
         ip_id = wire.u16(slot.base, slot.offset + head.network + 4)
-        if ip_id == head.ip_id:
-            if head.count > 1:
-                if head.id_mode != codes.FIXED_ID:
-                    return codes.CLOSED_IP_ID
-            elif fixed_ids and (
-                fixed_ids == codes.FIXED_IDS_REFUSED
-                or not wire.u8(head.base, head.offset + head.network + 6) & 0x40
-            ):
-                return codes.CLOSED_IP_ID
-        elif ip_id != (head.ip_id + 1 & 0xFFFF) or (
-            head.count > 1 and head.id_mode != codes.INCREMENT_ID
-        ):
+        mode = codes.FIXED_ID if ip_id == head.ip_id else codes.INCREMENT_ID
+        if not _id_modes(head, fixed_ids) & mode:
+            return codes.CLOSED_IP_ID
+        if ip_id != head.ip_id and ip_id != (head.ip_id + 1 & 0xFFFF):
             return codes.CLOSED_IP_ID
     if payload > head.gso_size:
         return codes.CLOSED_LARGER
@@ -152,118 +207,65 @@ def _continues(head: records.Head, slot: records.Slot, payload: int, fixed_ids: 
     return 0
 
 
-def _challenge(slots: list[records.Slot], head: records.Head, slot: records.Slot) -> int:
-    """Verify the checksums that a merge is at stake for, the head's own first.
+def _id_modes(head: records.Head, fixed_ids: int) -> int:
+    """How the IPv4 IDs of a head may go on: FIXED_ID, INCREMENT_ID, or both, as bits."""
+    if head.count > 1 or head.version != 4:
+        return head.id_mode
+    if fixed_ids and (
+        fixed_ids == codes.FIXED_IDS_REFUSED
+        or not wire.u8(head.base, head.offset + head.network + 6) & 0x40
+    ):
+        return codes.INCREMENT_ID
+    return codes.FIXED_ID | codes.INCREMENT_ID
 
-    0 where both are right, CLOSED_BAD_CHECKSUM where the packet's is not, HEAD_BAD where the
-    head's is not: then it was never a head, and is passed through.
+
+def _verify_first(slots: list[records.Slot], head: records.Head) -> bool:
+    """Verify a head's own checksum, which is at stake when a packet is to be merged into it.
+
+    Where it is not right, the packet was never a head, and is passed through.
     """
-    partial = head.checksum == codes.PARTIAL
+    head.verified = _is_right(head, head.base, head.offset, head.header_length + head.payload)
     if not head.verified:
-        if not headers.checksum_right(
-            head.base,
-            head.offset,
-            head.header_length + head.payload,
-            head.network,
-            head.transport,
-            head.version,
-            head.protocol,
-            partial,
-        ):
-            first = records.slot_at(slots, head.first)
-            first.verdict = codes.BAD_CHECKSUM
-            first.head = -1
-            head.open = False
-            return codes.HEAD_BAD
-        head.verified = True
-    if headers.checksum_right(
-        slot.base,
-        slot.offset,
-        slot.length,
+        first = records.slot_at(slots, head.first)
+        first.verdict = codes.BAD_CHECKSUM
+        first.head = -1
+        head.open = False
+    return head.verified
+
+
+def _is_right(head: records.Head, base: Base, offset: int, length: int) -> bool:
+    """Whether the checksum of a packet with the head's headers is right."""
+    return headers.checksum_right(
+        base,
+        offset,
+        length,
         head.network,
         head.transport,
         head.version,
         head.protocol,
-        partial,
-    ):
-        return 0
-    return codes.CLOSED_BAD_CHECKSUM
+        head.checksum == codes.PARTIAL,
+    )
 
 
-def _prepare(head: records.Head, sums: bool) -> int:
+def _prepare(head: records.Head) -> int:
     """Sum what the packets of a head have in common."""
     head.ready = True
+    base = head.base
     if head.version == 4:
         at = head.offset + head.network
-        total = headers.address_sum(head.base, at, 4)
-        total += wire.u16(head.base, at)
-        total += wire.u16(head.base, at + 6)
-        total += wire.u16(head.base, at + 8)
+        total = headers.address_sum(base, at, 4)
+        total += wire.u16(base, at)
+        total += wire.u16(base, at + 6)
+        total += wire.u16(base, at + 8)
         head.ip_sum = wire.fold(total)
-    if sums:
-        if head.protocol == codes.TCP:
-            head.transport_sum = tcp.constant_sum(head)
-        else:
-            head.transport_sum = udp.constant_sum(head)
-        head.odd_sum = 0
-        head.even_sum = _covered(head, head.base, head.offset, head.payload)
-    return 0
-
-
-def _covered(head: records.Head, base: Base, offset: int, payload: int) -> int:
-    """What the checksum of a segment covers beside its payload, itself included; not folded."""
-    at = offset + head.transport
-    covered = head.transport_sum + payload
+    at = head.offset + head.transport
     if head.protocol == codes.TCP:
-        covered += wire.u16(base, at + 12) + wire.u16(base, at + 16)
-        covered += wire.u32(base, at + 4)
+        head.transport_sum = tcp.constant_sum(head)
+        total = wire.u16(base, at + 12) + wire.u16(base, at + 16)
+        total += wire.u32(base, at + 4)
     else:
-        covered += payload + wire.u16(base, at + 6)
-    return covered
-
-
-def _append(
-    slots: list[records.Slot],
-    head: records.Head,
-    slot: records.Slot,
-    index: int,
-    payload: int,
-    sums: bool,
-) -> int:
-    """Make a packet the last segment of a head, and close the head where that ends it."""
-    if not head.ready:
-        _prepare(head, sums)
-    last = records.slot_at(slots, head.last)
-    last.following = index
-    if head.version == 4:
-        ip_id = wire.u16(slot.base, slot.offset + head.network + 4)
-        head.id_mode = codes.FIXED_ID if ip_id == head.ip_id else codes.INCREMENT_ID
-        head.ip_id = ip_id
-    if head.count == 1:
-        last.verdict = codes.MERGED
-        last.header_length = head.header_length
-    head.last = index
-    head.count += 1
-    slot.verdict = codes.MERGED
-    slot.header_length = head.header_length
-    if sums:
-        covered = _covered(head, slot.base, slot.offset, payload)
-        if head.payload & 1:
-            head.odd_sum += covered
-        else:
-            head.even_sum += covered
-    head.payload += payload
-    flags = 0
-    if head.protocol == codes.TCP:
-        head.sequence = head.sequence + payload & wire.MASK32
-        flags = wire.u8(slot.base, slot.offset + head.transport + 13) & 0x09
-        head.flags |= flags
-    if payload < head.gso_size:
-        close(head, codes.CLOSED_SHORT)
-    elif flags & 0x08:
-        close(head, codes.CLOSED_PSH)
-    elif flags:
-        close(head, codes.CLOSED_FIN)
-    elif head.count >= head.count_limit:
-        close(head, codes.CLOSED_COUNT)
+        head.transport_sum = udp.constant_sum(head)
+        total = head.payload + wire.u16(base, at + 6)
+    head.odd_sum = 0
+    head.even_sum = total + head.transport_sum + head.payload
     return 0
