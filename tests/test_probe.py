@@ -427,7 +427,8 @@ def test_elsewhere_it_says_that_linux_is_needed(monkeypatch: pytest.MonkeyPatch)
 
 
 ELSEWHERE = """
-import argparse, asyncio, mmap, os, platform, select, signal, socket, subprocess, sys, threading
+import argparse, asyncio, mmap, os, platform, select, shutil, signal, socket, subprocess, sys
+import threading
 sys.platform = "win32"
 sys.modules["fcntl"] = None
 LINUX = {
