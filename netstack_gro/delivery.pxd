@@ -28,7 +28,6 @@ cdef class Delivery:
     cdef int parse(self, int index) noexcept
     @cython.locals(slot=SlotPointer)
     cdef int reason(self, int index) noexcept
-    cdef int close_reason(self, Head *head) noexcept
     @cython.locals(slot=SlotPointer, head=HeadPointer, state=cython.int)
     cdef int state(self, int index) noexcept
     @cython.locals(at=cython.int)

@@ -84,13 +84,7 @@ class Delivery:
         slot = records.slot_at(self.slots, index)
         if slot.head < 0:
             return 0
-        return self.close_reason(records.head_at(self.heads, slot.head))
-
-    def close_reason(self, head: records.Head) -> int:
-        """Why nothing more was appended to a head; of one still open, what ends it now."""
-        if head.closed:
-            return head.closed
-        return codes.CLOSED_BARRIER if head.barrier != self.barrier else codes.CLOSED_BATCH_END
+        return records.head_at(self.heads, slot.head).closed
 
     def state(self, index: int) -> int:
         """The `ChecksumState` with which a packet came, or that the engine found."""

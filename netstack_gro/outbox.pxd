@@ -22,14 +22,14 @@ cdef class Outbox:
     cdef unsigned long long _segments
 
     @cython.locals(
-        packets=list, packet=Packet, slot=SlotPointer, head=HeadPointer, index=cython.int,
+        free=list, packets=list, packet=Packet, slot=SlotPointer, head=HeadPointer, index=cython.int,
         position=cython.int, delivery=Delivery, inputs=cython.ulonglong,
         bytes_in=cython.ulonglong, bytes_out=cython.ulonglong
     )
     cdef list pack(self, int *out, int count)
     @cython.locals(place=cython.int, delivery=Delivery)
     cdef int _complete(self, Packet packet, int index) except -1
-    @cython.locals(packet=Packet, position=cython.int)
+    @cython.locals(free=list, packet=Packet, position=cython.int)
     cdef int take_back(self, int count) except -1
     cdef list _unused(self)
     cdef object stats(self)

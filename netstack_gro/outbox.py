@@ -66,21 +66,28 @@ class Outbox:
     def pack(self, out: list[int], count: int) -> list[Packet]:
         """The packets that begin at the ``count`` slots of ``out``, in that order."""
         delivery = self._delivery
-        packets = self._free[:count]  # the one allocation; what follows cannot fail half-way
+        free = self._free
+        packets = free[:count]  # the one allocation; what follows cannot fail half-way
         inputs = 0
         bytes_in = 0
         bytes_out = 0
         for position in range(count):
             index = out[position]
             slot = records.slot_at(delivery.slots, index)
-            packet = self._free[position]
+            packet = free[position]
             packet._index = index
             packet._space = -1
             packet._completed = False
             packet._lent = True
             if slot.head >= 0:
                 head = records.head_at(delivery.heads, slot.head)
-                self._reasons[delivery.close_reason(head)] += 1
+                if not head.closed:
+                    head.closed = (
+                        codes.CLOSED_BATCH_END
+                        if head.barrier == delivery.barrier
+                        else codes.CLOSED_BARRIER
+                    )
+                self._reasons[head.closed] += 1
                 self._verdicts[slot.verdict] += head.count
                 inputs += head.count
                 if head.count > 1:
@@ -117,17 +124,16 @@ class Outbox:
 
     def take_back(self, count: int) -> int:
         """Release the packets of a flush; one that the hook kept has its facts written down."""
-        position = 0
+        free = self._free
         try:
-            while position < count:
-                packet = self._free[position]
+            for position in range(count):
+                packet = free[position]
                 # Beyond the list's reference and this one; or detached, and then let go of.
                 if records.kept(packet, 2) or not packet._lent:
                     if packet._lent:
                         packet._settle()
-                    self._free[position] = make_packet(self._delivery)
+                    free[position] = make_packet(self._delivery)
                 packet._lent = False
-                position += 1
         except BaseException:
             # Without the memory to write facts down, a kept packet is released all the same.
             for packet in self._free:
