@@ -22,8 +22,8 @@ cdef class Outbox:
     cdef unsigned long long _segments
 
     @cython.locals(
-        free=list, packets=list, packet=Packet, slot=SlotPointer, head=HeadPointer, index=cython.int,
-        position=cython.int, delivery=Delivery, inputs=cython.ulonglong,
+        free=list, packets=list, packet=Packet, slot=SlotPointer, head=HeadPointer,
+        index=cython.int, position=cython.int, delivery=Delivery, inputs=cython.ulonglong,
         bytes_in=cython.ulonglong, bytes_out=cython.ulonglong
     )
     cdef list pack(self, int *out, int count)
