@@ -30,7 +30,8 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-interpreted test-all test-asan soak lint format types build pcaps clean FORCE
+.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers \
+  bench-instructions lint format types build pcaps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -120,6 +121,17 @@ test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSani
 
 soak: venv $(VENV)/.group-test ## ten minutes of full load: is memory flat? (Linux, root; MINUTES=N)
 	@$(PY) -m tests.soak --seconds $$(($(MINUTES) * 60))
+
+# --- benchmarks --------------------------------------------------------------------------------
+
+bench: venv $(VENV)/.group-bench ## what the engine costs a packet, beside memcpy and the best checksum in C
+	@$(PY) -m benchmarks.engine $(ARGS)
+
+bench-peers: venv $(VENV)/.group-test ## the same traffic through DPDK, gVisor, wireguard-go and dpkt
+	@$(PY) -m benchmarks.peers $(ARGS)
+
+bench-instructions: venv ## instructions a packet, beside those recorded (valgrind)
+	@$(PY) -m benchmarks.instructions $(ARGS)
 
 # --- checks ------------------------------------------------------------------------------------
 

@@ -1,0 +1,3 @@
+module netstack-gro/benchmarks/harness
+
+go 1.23
