@@ -3,6 +3,8 @@ from netstack_gro.records cimport Slot, SlotPointer
 from netstack_gro.wire cimport byte
 cimport cython
 
+cdef Py_ssize_t _LONGEST
+
 @cython.final
 cdef class Batch:
     cdef Slot *_slots
@@ -17,8 +19,13 @@ cdef class Batch:
     cdef object _pool
     cdef list _owners
 
-    @cython.locals(slot=SlotPointer)
+    @cython.locals(slot=SlotPointer, size=cython.Py_ssize_t)
     cdef int _borrow(self, object packet) except -1
+    @cython.locals(
+        slot=SlotPointer, position=cython.Py_ssize_t, stop=cython.Py_ssize_t, data=bytes,
+        size=cython.Py_ssize_t, count=cython.int, owners=list
+    )
+    cdef Py_ssize_t _borrow_bytes(self, list packets, Py_ssize_t start) except -1
     cdef int _store(
         self, object packet, object wire_length, object timestamp_ns, object interface,
         object checksum, object vlan, object vlan_tpid, object virtio, object aggregated
@@ -27,7 +34,7 @@ cdef class Batch:
     cdef int _exchange(self, object slab) except -1
     @cython.locals(slot=SlotPointer)
     cdef Slot *_place(self, Py_ssize_t offset, int length) noexcept
-    @cython.locals(count=cython.int)
+    @cython.locals(count=cython.int, index=cython.int, owners=list)
     cdef int _drop(self) except -1
     cdef int _adopt(self, Batch other, int index) except -1
     @cython.locals(slot=SlotPointer)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch"]
 
 _MAX_TIME = 2**63 - 1
+_LONGEST = MAX_PACKET  # typed in the .pxd
 
 
 class Batch:
@@ -300,12 +301,38 @@ class Batch:
             self._owners[self._count] = view
             slot.base = records.view_base(packet, view)
             size = len(view)
-        if size > MAX_PACKET:
+        if size > _LONGEST:
             self._owners[self._count] = None
             raise ValueError(f"a packet of {size} bytes is longer than {MAX_PACKET}")
         slot.offset = 0
         slot.length = size
         return 0
+
+    def _borrow_bytes(self, packets: list[Any], start: int) -> int:
+        """Borrow the packets of a list from ``start`` on, while they are bytes and there is room.
+
+        Returns the position of the first that was not; no code of the caller's runs meanwhile.
+        """
+        position = start
+        stop = len(packets)
+        owners = self._owners
+        while position < stop and self._count < self._limit:
+            if type(packets[position]) is not bytes:
+                break
+            data = packets[position]
+            size = len(data)
+            if size > _LONGEST:
+                break
+            count = self._count
+            slot = records.slot_at(self._slots, count)
+            owners[count] = data
+            slot.base = records.bytes_base(data)
+            slot.offset = 0
+            slot.length = size
+            self._plain(slot)
+            self._count = count + 1
+            position += 1
+        return position
 
     def _store(
         self,
@@ -345,8 +372,9 @@ class Batch:
     def _drop(self) -> int:
         # Counted out first: an exception of a signal handler must not leave emptied slots counted.
         count, self._count = self._count, 0
+        owners = self._owners
         for index in range(count):
-            self._owners[index] = None
+            owners[index] = None
             records.forget_slot(records.slot_at(self._slots, index))
         return 0
 

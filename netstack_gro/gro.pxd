@@ -34,8 +34,13 @@ cdef class GroDispatcher:
     cdef int _dispatch_batch(self, Batch batch) except -1
     @cython.locals(index=cython.int, count=cython.int)
     cdef int _continue_with(self, Batch batch) except -1
-    @cython.locals(own=Batch, count=cython.int, delivering=cython.bint)
-    cdef int _dispatch_iterable(self, object packets) except -1
+    @cython.locals(
+        own=Batch, count=cython.Py_ssize_t, following=cython.Py_ssize_t, delivering=cython.bint,
+        listed=cython.bint
+    )
+    cdef Py_ssize_t _dispatch_iterable(self, object packets) except -1
+    @cython.locals(own=Batch)
+    cdef int _borrow(self, object packet, Py_ssize_t number) except -1
     cdef int _deliver_own(self) except -1
     @cython.locals(start=cython.int)
     cdef int _run(self) except -1

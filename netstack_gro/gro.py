@@ -402,24 +402,27 @@ class GroDispatcher:
         delivering = False
         if isinstance(packets, bytes | bytearray | memoryview):
             raise TypeError("dispatch takes a Batch or an iterable of packets; enqueue takes one")
+        listed = type(packets) is list
         try:
-            for packet in packets:
+            for packet in () if listed else packets:
+                if own._count >= self._capacity:
+                    delivering = True
+                    self._deliver_own()
+                    delivering = False
+                self._borrow(packet, count)
+                count += 1
+            while listed and count < len(packets):
                 if own._count >= self._capacity:
                     delivering = True
                     self._deliver_own()
                     delivering = False
                 if not own._count:
                     self._begin(own)
-                try:
-                    own._borrow(packet)
-                except (TypeError, ValueError) as error:
-                    if type(error) is TypeError or type(error) is ValueError:
-                        raise type(error)(f"packet {count}: {error}") from None
-                    error.add_note(f"packet {count}")
-                    raise
-                own._plain(records.slot_at(own._slots, own._count))
-                own._count += 1
-                count += 1
+                following = own._borrow_bytes(packets, count)
+                if following == count:  # something else than bytes
+                    self._borrow(packets[count], count)
+                    following += 1
+                count = following
         except BaseException as error:
             if not delivering:
                 self._deliver_own()
@@ -427,6 +430,22 @@ class GroDispatcher:
             raise
         self._deliver_own()
         return count
+
+    def _borrow(self, packet: Any, number: int) -> int:
+        """Borrow a packet of an iterable, of which there is room for one more."""
+        own = self._own
+        if not own._count:
+            self._begin(own)
+        try:
+            own._borrow(packet)
+        except (TypeError, ValueError) as error:
+            if type(error) is TypeError or type(error) is ValueError:
+                raise type(error)(f"packet {number}: {error}") from None
+            error.add_note(f"packet {number}")
+            raise
+        own._plain(records.slot_at(own._slots, own._count))
+        own._count += 1
+        return 0
 
     def _deliver_own(self) -> int:
         """Process what is left of our own batch and flush it."""

@@ -25,7 +25,8 @@ cdef class Packet:
     @cython.locals(head=HeadPointer)
     cdef int _size(self) noexcept
     @cython.locals(
-        slot=SlotPointer, index=cython.int, position=cython.Py_ssize_t, size=cython.int
+        slot=SlotPointer, index=cython.int, position=cython.Py_ssize_t, size=cython.int,
+        start=cython.int
     )
     cdef int _write(self, byte *target, Py_ssize_t at) except -1
     @cython.locals(slot=SlotPointer, parsed=ParsedPointer)
