@@ -26,7 +26,7 @@ cdef class Segments:
         size=cython.int, total=cython.int, target=BytePointer, last=cython.bint
     )
     cdef object _cut(self)
-    @cython.locals(at=cython.int)
+    @cython.locals(at=cython.int, size=cython.int, check=cython.uint)
     cdef int _write_network(self, byte *target, int total) noexcept
     @cython.locals(at=cython.int, flags=cython.uint)
     cdef int _write_tcp(self, byte *target, bint last) noexcept

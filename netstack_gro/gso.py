@@ -118,7 +118,9 @@ class Segments:
         wire.put_u16(target, at + 2, total - at)
         wire.put_u16(target, at + 4, wire.u16(target, at + 4) + self._number * self._id_step)
         wire.put_u16(target, at + 10, 0)
-        wire.put_u16(target, at + 10, 0xFFFF - wire.sum16(target, at, self._transport - at))
+        size = self._transport - at
+        check = wire.sum20(target, at) if size == 20 else wire.sum16(target, at, size)
+        wire.put_u16(target, at + 10, 0xFFFF - check)
         return 0
 
     def _write_tcp(self, target: Any, last: bool) -> int:
