@@ -371,7 +371,10 @@ class Batch:
 
     def _drop(self) -> int:
         # Counted out first: an exception of a signal handler must not leave emptied slots counted.
-        count, self._count = self._count, 0
+        count = self._count
+        if not count:
+            return 0
+        self._count = 0
         owners = self._owners
         for index in range(count):
             owners[index] = None
