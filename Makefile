@@ -30,7 +30,7 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers \
+.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers bench-io \
   bench-instructions lint format types build pcaps clean FORCE
 
 help: ## this list
@@ -129,6 +129,9 @@ bench: venv $(VENV)/.group-bench ## what the engine costs a packet, beside memcp
 
 bench-peers: venv $(VENV)/.group-test ## the same traffic through DPDK, gVisor, wireguard-go and dpkt
 	@$(PY) -m benchmarks.peers $(ARGS)
+
+bench-io: venv $(VENV)/.group-test ## reading from and writing to a running kernel, merging and not (Linux, root)
+	@$(PY) -m benchmarks.io $(ARGS)
 
 bench-instructions: venv ## instructions a packet, beside those recorded (valgrind)
 	@$(PY) -m benchmarks.instructions $(ARGS)

@@ -1,22 +1,24 @@
 """The figures of one run: rounds of what was measured, what was counted, and ratios of both."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.peers.results import Figures, WrongResultError, figure_row, table
+from benchmarks.peers.results import Figures, WrongResultError
+from benchmarks.report import Row, figure_row, table
 
 __all__ = ["Ratio", "Results", "WrongResultError"]
+
+WIDTH = 96
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """One figure of an engine over another's, of each round for itself.
 
-    unit: ``times``: what the other takes over what the engine takes, which shall be ``at_least``;
-    ``ratio``: the engine's over the other's, which shall be ``at_most``, and ``at_least`` where
-    both are given.
+    unit: ``times``: what the other takes over what the engine takes. ``ratio``: the reverse.
+    at_least, at_most: what the median shall be.
     """
 
     case: str
@@ -49,29 +51,23 @@ class Ratio:
             return f">= {self.at_least:g}"
         return "" if self.at_most is None else f"<= {self.at_most:g}"
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """For programs."""
-        row = {
-            "case": self.case,
-            "engine": self.engine,
-            "unit": self.unit,
-            "min": round(min(self.rounds), 4),
-            "median": round(self.median, 4),
-            "runs": len(self.rounds),
-            "against": self.against,
-        }
         targets = {"at_least": self.at_least, "at_most": self.at_most}
-        return row | {name: value for name, value in targets.items() if value is not None}
+        given = {name: value for name, value in targets.items() if value is not None}
+        return figure_row(
+            self.case, self.engine, self.unit, self.rounds, against=self.against, **given
+        )
 
 
 class Results:
     """What one part of the run has measured, in the order in which it was first measured.
 
-    setup: a few lines on what was sent how, by whom, and what was timed.
+    setup: paragraphs on what was sent how, by whom, and what was timed.
     """
 
-    def __init__(self, setup: str) -> None:
-        self.setup = setup
+    def __init__(self, setup: Sequence[str]) -> None:
+        self.setup = list(setup)
         self.ratios: list[Ratio] = []
         self._figures: dict[tuple[str, str, str], Figures] = {}
         self._counters: dict[tuple[str, str], dict[str, float]] = {}
@@ -94,34 +90,24 @@ class Results:
         self, case: str, engine: str, against: str, unit: str, at_least: float | None = None
     ) -> None:
         """How many times as long ``against`` takes, unless one of them was not measured."""
-        found = self._both(case, engine, against, unit)
-        if found:
-            rounds = [other / mine for mine, other in found]
-            case = f"{case}, {unit}"
-            self.ratios.append(Ratio(case, engine, against, "times", rounds, at_least))
+        mine = self._figures.get((case, engine, unit), Figures()).rounds
+        other = self._figures.get((case, against, unit), Figures()).rounds
+        if mine and other:
+            rounds = [its / ours for ours, its in zip(mine, other, strict=True)]
+            self.ratios.append(Ratio(f"{case}, {unit}", engine, against, "times", rounds, at_least))
 
-    def share(
-        self, case: str, engine: str, against: str, unit: str, at_most: float | None = None
-    ) -> None:
-        """What part of ``against``'s time the engine takes, unless one was not measured."""
-        found = self._both(case, engine, against, unit)
-        if found:
-            rounds = [mine / other for mine, other in found]
-            case = f"{case}, {unit}"
-            self.ratios.append(Ratio(case, engine, against, "ratio", rounds, None, at_most))
-
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         """Figures, then ratios, for programs."""
-        rows = []
-        for (case, engine, unit), figures in self._figures.items():
-            row = figure_row(case, engine, figures) | {"unit": unit}
-            row["delivered"] = row.pop("packets_out")
-            rows.append(row | self._counters.get((case, engine), {}))
+        rows = [
+            figure_row(case, engine, unit, figures.rounds, delivered=figures.out)
+            | self._counters.get((case, engine), {})
+            for (case, engine, unit), figures in self._figures.items()
+        ]
         return rows + [ratio.row() for ratio in self.ratios]
 
     def text(self) -> str:
         """All of it, for people."""
-        parts = [self.setup.strip()]
+        parts = [textwrap.fill(paragraph, WIDTH) for paragraph in self.setup]
         for case in dict.fromkeys(case for case, _engine, _unit in self._figures):
             found = [
                 (
@@ -150,15 +136,6 @@ class Results:
         head = ("ratio", "median", "least", "", "target", "", "of")
         parts.append(table(head, compared, (1, 2)))
         return "\n\n".join(parts)
-
-    def _both(
-        self, case: str, engine: str, against: str, unit: str
-    ) -> Iterable[tuple[float, float]]:
-        mine = self._figures.get((case, engine, unit), Figures())
-        other = self._figures.get((case, against, unit), Figures())
-        if not mine.rounds or not other.rounds:
-            return []
-        return list(zip(mine.rounds, other.rounds, strict=True))
 
 
 def _words(counters: dict[str, float]) -> str:

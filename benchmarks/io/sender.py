@@ -8,9 +8,9 @@ import json
 import socket
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
-from benchmarks.peers.traffic import Traffic
+from benchmarks.traffic import Traffic
 from tests import lab, namespaces
 
 __all__ = ["ETH_P_IP", "Sender", "body", "stream"]
@@ -26,7 +26,8 @@ PATTERN = bytes(at % 251 for at in range(65536))
 
 def body(number: int, size: int) -> bytes:
     """The payload of a datagram: its number, and bytes that do not repeat where it is cut."""
-    return number.to_bytes(NUMBER, "big") + PATTERN[number % 251 :][: size - NUMBER]
+    start = number % 251
+    return number.to_bytes(NUMBER, "big") + PATTERN[start : start + size - NUMBER]
 
 
 def stream(payload: int, segments: int) -> Traffic:
@@ -38,7 +39,7 @@ class Sender:
     """A sending process; it is gone when ``net`` is left."""
 
     def __init__(self, net: lab.Lab, where: lab.Namespace) -> None:
-        self._credits, theirs = socket.socketpair()
+        self._credits, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = net.start(
                 where,
@@ -49,7 +50,7 @@ class Sender:
                 pass_fds=[theirs.fileno()],
             )
 
-    def __enter__(self) -> "Sender":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -105,26 +106,21 @@ def _send_stream(
 ) -> None:
     """Send ``count`` segments, at most ``window`` of them not yet delivered; 0: any number."""
     to = (request["interface"], ETH_P_IP, 0, 0, bytes.fromhex(request["mac"]))
-    count, window = request["count"], request["window"] or request["count"]
-    acknowledged = 0
+    count, window = request["count"], request["window"]
+    delivered = 0
     for sent in range(count):
-        while sent - acknowledged >= window:
-            told = credits_.recv(4096)
-            if not told:
-                return
-            told += bytes(0) if len(told) % CREDIT == 0 else credits_.recv(CREDIT)
-            acknowledged += sum(
-                int.from_bytes(told[at : at + CREDIT], "little")
-                for at in range(0, len(told), CREDIT)
-            )
+        while window and sent - delivered >= window:
+            delivered += _credit(credits_)
         frames.sendto(packets[sent % len(packets)], to)
-    while request["window"] and acknowledged < count:
-        told = credits_.recv(4096)
-        if not told:
-            return
-        acknowledged += sum(
-            int.from_bytes(told[at : at + CREDIT], "little") for at in range(0, len(told), CREDIT)
-        )
+    while window and delivered < count:
+        delivered += _credit(credits_)
+
+
+def _credit(credits_: socket.socket) -> int:
+    told = credits_.recv(CREDIT)
+    if not told:
+        raise EOFError("the receiver has gone")
+    return int.from_bytes(told, "little")
 
 
 def main(arguments: list[str]) -> None:

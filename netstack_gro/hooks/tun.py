@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from netstack_gro.config import MAX_IP_LENGTH, ChecksumState, FixedIpIds, Limits, within
 from netstack_gro.errors import (
@@ -80,18 +80,16 @@ class TunWriterStats:
     dropped: int = 0
 
 
-class _Place(NamedTuple):
-    """How far a call has come.
+_Place = tuple[int, int, bool, list[int]]
+"""How far a call has come: item, frame, whole, answers. A plain tuple: there is one a packet.
 
-    item: the one that is being written. frame: how many of its frames are written, where it is
-    being cut. whole: whether the write at hand is of all of it, and not of one frame. answers:
-    what the kernel has answered to that write, nothing as long as it was not made.
-    """
+item: the one that is being written. frame: how many of its frames are written, where it is
+being cut. whole: whether the write at hand is of all of it, and not of one frame. answers:
+what the kernel has answered to that write, nothing as long as it was not made.
+"""
 
-    item: int
-    frame: int
-    whole: bool
-    answers: list[int]
+_UDP_L4 = int(GsoType.UDP_L4)  # to look up an enumeration's member takes longer than to compare
+_VERIFIED = ChecksumState.VERIFIED
 
 
 class TunWriter:
@@ -190,7 +188,7 @@ class TunWriter:
         self._backlog: deque[Packet | bytes] = deque()
         self._backlog_size = backlog
         self._busy = False
-        self._place = _Place(0, 0, True, [])
+        self._place: _Place = (0, 0, True, [])
         self._packets = self._super_packets = self._cut = 0
         self._writes = self._bytes = self._retries = 0
         self._refused = self._dropped = 0
@@ -254,14 +252,14 @@ class TunWriter:
         if self._busy:
             raise EngineStateError(f"{self._device.name}: the writer is at work already")
         items: list[Packet | bytes] | None = None
-        self._place = _Place(0, 0, True, [])
+        self._place = (0, 0, True, [])
         try:
             try:
                 self._busy = True
                 self._room.begin()
                 items = [*self._backlog, *packets]
                 for index, item in enumerate(items):
-                    self._place = _Place(index, 0, True, [])
+                    self._place = (index, 0, True, [])
                     if isinstance(item, bytes):
                         self._refused += not self._put((self._plain, item))
                     else:
@@ -324,7 +322,7 @@ class TunWriter:
             return False
         if not header.gso_type:
             return self._write_frame(packet, bytes(packet), NEEDS_CSUM, header)
-        udp = header.gso_type & ~GSO_ECN == GsoType.UDP_L4
+        udp = header.gso_type & ~GSO_ECN == _UDP_L4
         if not (self._limits.udp if udp else self._limits.tcp):
             return False
         flags = header.flags & NEEDS_CSUM
@@ -334,7 +332,7 @@ class TunWriter:
             field = header.csum_start + header.csum_offset
             if udp and data[field : field + 2] == b"\0\0":
                 return False  # it would get a checksum, and came without
-            if udp or packet.packets > 1 or packet.checksum is ChecksumState.VERIFIED:
+            if udp or packet.packets > 1 or packet.checksum is _VERIFIED:
                 data = bytearray(data)
                 at = max(0, ip_start(data, packet.link))
                 data[field : field + 2] = pseudo_sum(data, at, header).to_bytes(2, "big")
@@ -346,10 +344,10 @@ class TunWriter:
 
     def _write_cut(self, packet: Packet, header: VirtioHeader) -> None:
         """Write a packet as the wire packets that it stands for."""
-        index = self._place.item
+        index = self._place[0]
         offered = taken = 0
         for frame in self._wire_frames(packet, header):
-            self._place = _Place(index, offered, False, [])
+            self._place = (index, offered, False, [])
             offered += 1
             taken += self._put((self._plain, frame))
         if not offered or taken < offered:
@@ -415,7 +413,7 @@ class TunWriter:
     def _put(self, buffers: tuple[bytes | bytearray | memoryview, ...]) -> bool:
         """writev(2), repeated while there is no room; False for EINVAL."""
         descriptor = self._device.fileno()
-        answers = self._place.answers
+        answers = self._place[3]
         while True:
             try:
                 # All in C, so that no signal handler is run before the answer is noted.
