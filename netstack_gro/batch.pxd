@@ -18,14 +18,12 @@ cdef class Batch:
     cdef object _view
     cdef object _pool
     cdef list _owners
+    cdef list _held
 
     @cython.locals(slot=SlotPointer, size=cython.Py_ssize_t)
     cdef int _borrow(self, object packet) except -1
-    @cython.locals(
-        slot=SlotPointer, position=cython.Py_ssize_t, stop=cython.Py_ssize_t, data=bytes,
-        size=cython.Py_ssize_t, count=cython.int, owners=list
-    )
-    cdef Py_ssize_t _borrow_bytes(self, list packets, Py_ssize_t start) except -1
+    @cython.locals(slot=SlotPointer, stop=cython.int, count=cython.int, held=list)
+    cdef Py_ssize_t _borrow_list(self, list packets, Py_ssize_t start) except -1
     cdef int _store(
         self, object packet, object wire_length, object timestamp_ns, object interface,
         object checksum, object vlan, object vlan_tpid, object virtio, object aggregated
@@ -34,9 +32,11 @@ cdef class Batch:
     cdef int _exchange(self, object slab) except -1
     @cython.locals(slot=SlotPointer)
     cdef Slot *_place(self, Py_ssize_t offset, int length) noexcept
-    @cython.locals(count=cython.int, index=cython.int, owners=list)
+    @cython.locals(count=cython.int, index=cython.int, held=cython.int, owners=list)
     cdef int _drop(self) except -1
     cdef int _adopt(self, Batch other, int index) except -1
+    cdef int _forget_list(self) except -1
+    cdef object _owner(self, int index)
     @cython.locals(slot=SlotPointer)
     cdef object _piece(self, int index, int start, int stop)
     cdef int _plain(self, Slot *slot) noexcept

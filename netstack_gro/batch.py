@@ -52,6 +52,7 @@ class Batch:
         "_base",
         "_busy",
         "_count",
+        "_held",
         "_limit",
         "_max_slabs",
         "_owners",
@@ -65,6 +66,7 @@ class Batch:
     _base: Base
     _busy: bool
     _count: int
+    _held: list[Any] | None
     _limit: int
     _max_slabs: int
     _owners: list[Any]
@@ -89,6 +91,7 @@ class Batch:
         self._exchange(slab)
         self._slots = records.slots(capacity)
         self._owners = [None] * capacity
+        self._held = None
         self._count = 0
         self._busy = False
         self._limit = capacity
@@ -291,6 +294,7 @@ class Batch:
 
     def _borrow(self, packet: Any) -> int:
         """Point the next slot at a buffer and keep the buffer alive; the count stays."""
+        self._forget_list()
         slot = records.slot_at(self._slots, self._count)
         if type(packet) is bytes:
             self._owners[self._count] = packet
@@ -308,31 +312,26 @@ class Batch:
         slot.length = size
         return 0
 
-    def _borrow_bytes(self, packets: list[Any], start: int) -> int:
+    def _borrow_list(self, packets: list[Any], start: int) -> int:
         """Borrow the packets of a list from ``start`` on, while they are bytes and there is room.
 
-        Returns the position of the first that was not; no code of the caller's runs meanwhile.
+        The batch is empty. Returns the position of the first that was not borrowed; no code of the
+        caller's runs meanwhile. What keeps them alive is a copy of the list, made and dropped at
+        once: to count references up and down one by one takes a third of the time.
         """
-        position = start
-        stop = len(packets)
-        owners = self._owners
-        while position < stop and self._count < self._limit:
-            if type(packets[position]) is not bytes:
-                break
-            data = packets[position]
-            size = len(data)
-            if size > _LONGEST:
-                break
-            count = self._count
+        held = packets[start : start + self._limit]
+        count = 0
+        stop = len(held)
+        while count < stop:
             slot = records.slot_at(self._slots, count)
-            owners[count] = data
-            slot.base = records.bytes_base(data)
-            slot.offset = 0
-            slot.length = size
+            if not records.lend(slot, held, count, _LONGEST):
+                del held[count:]
+                break
             self._plain(slot)
-            self._count = count + 1
-            position += 1
-        return position
+            count += 1
+        self._held = held
+        self._count = count
+        return start + count
 
     def _store(
         self,
@@ -375,24 +374,42 @@ class Batch:
         if not count:
             return 0
         self._count = 0
+        held = 0
+        if self._held is not None:
+            held = len(self._held)
+            self._held = None
         owners = self._owners
-        for index in range(count):
+        for index in range(held, count):
             owners[index] = None
+        for index in range(count):
             records.forget_slot(records.slot_at(self._slots, index))
         return 0
 
     def _adopt(self, other: "Batch", index: int) -> int:
         """Take over a packet of another batch, and hold its memory; the count stays."""
-        owner = other._owners[index]
+        self._forget_list()
+        owner = other._owner(index)
         self._owners[self._count] = other._view if owner is None else owner
         records.copy_slot(
             records.slot_at(self._slots, self._count), records.slot_at(other._slots, index)
         )
         return 0
 
+    def _forget_list(self) -> int:
+        """A signal may have struck between the two steps of `_drop`."""
+        if not self._count:
+            self._held = None
+        return 0
+
+    def _owner(self, index: int) -> Any:
+        """What keeps a packet's bytes alive; None: the slab."""
+        if self._held is not None and index < len(self._held):
+            return self._held[index]
+        return self._owners[index]
+
     def _piece(self, index: int, start: int, stop: int) -> memoryview:
         """A read-only view of bytes ``start`` to ``stop`` of a packet."""
-        owner = self._owners[index]
+        owner = self._owner(index)
         slot = records.slot_at(self._slots, index)
         view = self._view if owner is None else memoryview(owner)
         return view[slot.offset + start : slot.offset + stop]

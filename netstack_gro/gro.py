@@ -416,10 +416,11 @@ class GroDispatcher:
                     delivering = True
                     self._deliver_own()
                     delivering = False
+                following = count
                 if not own._count:
                     self._begin(own)
-                following = own._borrow_bytes(packets, count)
-                if following == count:  # something else than bytes
+                    following = own._borrow_list(packets, count)
+                if following == count:  # something else than bytes, or behind such
                     self._borrow(packets[count], count)
                     following += 1
                 count = following

@@ -6,6 +6,13 @@ from libc.stdlib cimport calloc, free
 from netstack_gro.wire cimport byte
 
 
+cdef extern from "Python.h":  # of borrowed references, which Cython would count up and down
+    PyObject *_borrowed "PyList_GET_ITEM"(list packets, Py_ssize_t index) noexcept
+    bint _is_bytes "PyBytes_CheckExact"(PyObject *packet) noexcept
+    Py_ssize_t _bytes_size "PyBytes_GET_SIZE"(PyObject *packet) noexcept
+    char *_bytes_at "PyBytes_AS_STRING"(PyObject *packet) noexcept
+
+
 cdef enum:
     AGGREGATED = 1
     VNET = 2
@@ -139,6 +146,15 @@ cdef extern from "Python.h":
 
 cdef inline const byte *bytes_base(object data) noexcept:
     return <const byte *> PyBytes_AS_STRING(data)
+
+cdef inline bint lend(Slot *slot, list packets, Py_ssize_t index, Py_ssize_t longest) noexcept:
+    cdef PyObject *packet = _borrowed(packets, index)
+    if not _is_bytes(packet) or _bytes_size(packet) > longest:
+        return False
+    slot.base = <const byte *> _bytes_at(packet)
+    slot.offset = 0
+    slot.length = <int> _bytes_size(packet)
+    return True
 
 cdef inline byte *view_base(object data, object view) noexcept:
     return <byte *> PyMemoryView_GET_BUFFER(view).buf

@@ -31,6 +31,7 @@ __all__ = [
     "heads",
     "indices",
     "kept",
+    "lend",
     "no_head",
     "parsed",
     "piece",
@@ -285,6 +286,17 @@ def bucket_at(records: list[Bucket], index: int) -> Bucket:
 def bytes_base(data: bytes) -> Base:
     """Where the bytes of a bytes object lie."""
     return data
+
+
+def lend(slot: Slot, packets: list[Any], index: int, longest: int) -> bool:
+    """Point a slot at an element of a list; False unless that is bytes, at most ``longest``."""
+    packet = packets[index]
+    if type(packet) is not bytes or len(packet) > longest:
+        return False
+    slot.base = packet
+    slot.offset = 0
+    slot.length = len(packet)
+    return True
 
 
 def view_base(data: object, view: memoryview) -> Base:

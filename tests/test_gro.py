@@ -114,6 +114,54 @@ def test_an_engine_is_not_pickled_or_copied(engine: Engine) -> None:
             make(gro)
 
 
+# --- lists, whose packets are borrowed together --------------------------------------------------
+
+
+def test_packets_of_a_list_live_until_they_are_delivered_whatever_becomes_of_the_list(
+    engine: Engine,
+) -> None:
+    sent = stream(5)
+    given = [bytes(bytearray(packet)) for packet in sent]  # nobody else holds them
+    seen: list[bytes] = []
+
+    def hook(packets: list[Any]) -> None:
+        given.clear()
+        reused = [b"\xff" * len(sent[0]) for _ in sent]
+        seen.extend(part for packet in packets for part in packet.segments())
+        assert len(reused) == len(sent)
+
+    engine.GroDispatcher(hook).dispatch(given)
+    assert seen == sent
+
+
+def test_pieces_of_packets_of_a_list_outlive_the_hook(engine: Engine) -> None:
+    sent = stream(3)
+    pieces: list[memoryview] = []
+    gro = engine.GroDispatcher(lambda packets: pieces.extend(packets[0].buffers()))
+    gro.dispatch([bytes(bytearray(packet)) for packet in sent])
+    gro.enqueue(tcp4(b"y"))  # which takes the place of the first
+    gro.flush()
+    assert b"".join(pieces[:4])[40:] == bytes(300)
+    assert pieces[4] == tcp4(b"y")
+
+
+@pytest.mark.parametrize("kinds", ["bbbm", "mbbb", "bmbm", "mmmm", "bbbb", "abab"])
+@pytest.mark.parametrize("capacity", [1, 2, 3, 64])
+def test_a_list_of_mixed_kinds_is_delivered_whole_and_in_order(
+    engine: Engine, kinds: str, capacity: int
+) -> None:
+    sent = stream(len(kinds))
+    make = {"b": bytes, "m": memoryview, "a": bytearray}
+    cut: list[bytes] = []
+    gro = engine.GroDispatcher(
+        lambda packets: cut.extend(part for packet in packets for part in packet.segments()),
+        GroConfig(capacity=capacity),
+    )
+    given: list[Any] = [make[kind](packet) for kind, packet in zip(kinds, sent, strict=True)]
+    assert gro.dispatch(given) == len(sent)
+    assert cut == sent
+
+
 # --- dispatch ------------------------------------------------------------------------------------
 
 
