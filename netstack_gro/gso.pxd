@@ -20,25 +20,31 @@ cdef class Segments:
     cdef bint _no_checksum
     cdef int _at
     cdef int _number
+    cdef int _identification
+    cdef unsigned int _sequence
+    cdef unsigned long long _network_sum
+    cdef unsigned long long _pseudo_sum
+    cdef unsigned long long _transport_sum
+    cdef object _older
+    cdef object _previous
 
+    @cython.locals(base=ConstBytePointer, at=cython.int, covered=cython.ulonglong)
     cdef int _prepare(self, object view, object data, Parsed *found) except -1
     @cython.locals(
-        size=cython.int, total=cython.int, target=BytePointer, last=cython.bint
-    )
-    cdef object _cut(self)
-    @cython.locals(at=cython.int, size=cython.int, check=cython.uint)
-    cdef int _write_network(self, byte *target, int total) noexcept
-    @cython.locals(at=cython.int, flags=cython.uint)
-    cdef int _write_tcp(self, byte *target, bint last) noexcept
-    @cython.locals(
-        at=cython.int, count=cython.int, field=cython.int, check=cython.uint,
+        size=cython.int, total=cython.int, target=BytePointer, last=cython.bint,
         covered=cython.ulonglong
     )
-    cdef int _write_checksum(self, byte *target, int total) noexcept
+    cdef object _cut(self)
+    @cython.locals(at=cython.int, length=cython.int, number=cython.int)
+    cdef int _write_network(self, byte *target, int total) noexcept
+    @cython.locals(at=cython.int, word=cython.uint, sequence=cython.uint)
+    cdef unsigned int _write_tcp(self, byte *target, bint last) noexcept
+    @cython.locals(field=cython.int, check=cython.uint)
+    cdef int _write_checksum(self, byte *target, int count, unsigned long long covered) noexcept
 
 @cython.locals(
-    kind=cython.int, offset=cython.int, payload=cython.int, size=cython.int, count=cython.int,
-    result=Segments
+    kind=cython.int, offset=cython.int, payload=cython.int, gso_size=cython.int, count=cython.int,
+    partial=cython.bint, result=Segments
 )
 cdef object _segments(
     object packet, object view, object header, object mode, object link, object checksums,

@@ -13,7 +13,7 @@ from netstack_gro import codes, headers, records, wire
 from netstack_gro.buffers import contiguous
 from netstack_gro.config import MAX_PACKET, Delivered, IpIdMode, Link
 from netstack_gro.errors import GsoError
-from netstack_gro.virtio import GSO_ECN, GsoType, VirtioHeader
+from netstack_gro.virtio import GSO_ECN, NEEDS_CSUM, VirtioHeader
 from netstack_gro.wire import Base
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["complete_checksum", "segment"]
 
 
+_FIXED = IpIdMode.FIXED  # to look up a member takes longer than to cut a segment
 _TUNNEL_BITS = 0x60  # VIRTIO_NET_HDR_GSO_UDP_TUNNEL_IPV4 and _IPV6, include/uapi/linux/virtio_net.h
 
 
@@ -34,14 +35,21 @@ class Segments:
         "_gso_size",
         "_header_length",
         "_id_step",
+        "_identification",
         "_length",
         "_network",
+        "_network_sum",
         "_no_checksum",
         "_number",
+        "_older",
         "_owner",
         "_partial",
+        "_previous",
         "_protocol",
+        "_pseudo_sum",
+        "_sequence",
         "_transport",
+        "_transport_sum",
         "_version",
     )
 
@@ -50,14 +58,21 @@ class Segments:
     _gso_size: int
     _header_length: int
     _id_step: int
+    _identification: int
     _length: int
     _network: int
+    _network_sum: int
     _no_checksum: bool
     _number: int
+    _older: Any
     _owner: memoryview
     _partial: bool
+    _previous: Any
     _protocol: int
+    _pseudo_sum: int
+    _sequence: int
     _transport: int
+    _transport_sum: int
     _version: int
 
     def __init__(self) -> None:
@@ -79,8 +94,9 @@ class Segments:
         raise TypeError("cannot pickle 'Segments' object")
 
     def _prepare(self, view: memoryview, data: Any, found: records.Parsed) -> int:
+        base = records.view_base(data, view)
         self._owner = view
-        self._base = records.view_base(data, view)
+        self._base = base
         self._length = len(view)
         self._network = found.network
         self._transport = found.transport
@@ -89,22 +105,49 @@ class Segments:
         self._protocol = found.protocol
         self._at = found.header_length
         self._number = 0
+        # What the checksums of all segments cover: the rest is added to each.
+        at = found.network
+        if found.version == 4:
+            self._identification = wire.u16(base, at + 4)
+            self._network_sum = wire.sum16(base, at, 2) + wire.sum16(base, at + 6, 4)
+            self._network_sum += wire.sum16(base, at + 12, found.transport - at - 12)
+        covered = headers.address_sum(base, at, found.version) + found.protocol
+        at = found.transport
+        self._pseudo_sum = covered
+        covered += wire.sum16(base, at, 4)
+        if found.protocol == codes.TCP:
+            self._sequence = wire.u32(base, at + 4)
+            covered += wire.sum16(base, at + 8, 4) + wire.sum16(base, at + 14, 2)
+            covered += wire.sum16(base, at + 18, found.header_length - at - 18)
+        self._transport_sum = covered
         return 0
 
     def _cut(self) -> bytes:
         size = min(self._gso_size, self._length - self._at)
         total = self._header_length + size
         last = self._at + size == self._length
-        data = records.blank(total)
+        # To allocate takes as long as to copy. A loop that cuts and sends has let go of the last
+        # segment but one by now (not of the last, which its variable still holds).
+        data = self._older
+        self._older = self._previous
+        if not records.reusable(data, total):
+            data = records.blank(total)
+        self._previous = data
         target = records.blank_base(data)
         wire.copy(target, 0, self._base, 0, self._header_length)
-        wire.copy(target, self._header_length, self._base, self._at, size)
-        if self._protocol == codes.TCP:
-            self._write_tcp(target, last)
+        covered = 0
+        if self._partial or self._no_checksum:
+            wire.copy(target, self._header_length, self._base, self._at, size)
         else:
-            wire.put_u16(target, self._transport + 4, 8 + size)
+            covered = wire.copy_sum16(target, self._header_length, self._base, self._at, size)
         self._write_network(target, total)
-        self._write_checksum(target, total)
+        if self._protocol == codes.TCP:
+            covered += self._write_tcp(target, last)
+        else:
+            covered += 8 + size
+            wire.put_u16(target, self._transport + 4, 8 + size)
+        if not self._no_checksum:
+            self._write_checksum(target, total - self._transport, covered)
         self._at += size
         self._number += 1
         return records.finished(data)
@@ -112,54 +155,46 @@ class Segments:
     def _write_network(self, target: Any, total: int) -> int:
         """IP lengths, and for IPv4 the ID and the header checksum."""
         at = self._network
+        length = total - at
         if self._version == 6:
-            wire.put_u16(target, at + 4, total - at - 40)
+            wire.put_u16(target, at + 4, length - 40)
             return 0
-        wire.put_u16(target, at + 2, total - at)
-        wire.put_u16(target, at + 4, wire.u16(target, at + 4) + self._number * self._id_step)
-        wire.put_u16(target, at + 10, 0)
-        size = self._transport - at
-        check = wire.sum20(target, at) if size == 20 else wire.sum16(target, at, size)
-        wire.put_u16(target, at + 10, 0xFFFF - check)
+        number = self._identification + self._number * self._id_step & 0xFFFF
+        wire.put_u16(target, at + 2, length)
+        wire.put_u16(target, at + 4, number)
+        wire.put_u16(target, at + 10, 0xFFFF - wire.fold(self._network_sum + length + number))
         return 0
 
     def _write_tcp(self, target: Any, last: bool) -> int:
-        """Sequence number and flags: FIN and PSH end the last segment, CWR stands on the first."""
-        at = self._transport
-        flags = wire.u8(target, at + 13)
-        if not last:
-            flags &= 0xF6
-        if self._number:
-            flags &= 0x7F
-        wire.put_u8(target, at + 13, flags)
-        wire.put_u32(
-            target,
-            at + 4,
-            (wire.u32(target, at + 4) + self._at - self._header_length) & wire.MASK32,
-        )
-        return 0
+        """Sequence number and flags: FIN and PSH end the last segment, CWR stands on the first.
 
-    def _write_checksum(self, target: Any, total: int) -> int:
+        Returns the sum of what was written.
+        """
         at = self._transport
-        count = total - at
-        field = at + (16 if self._protocol == codes.TCP else 6)
-        if self._no_checksum:
-            return 0
-        covered = headers.address_sum(target, self._network, self._version)
-        covered += self._protocol + count
+        word = wire.u16(self._base, at + 12)
+        if not last:
+            word &= 0xFFF6
+        if self._number:
+            word &= 0xFF7F
+        sequence = (self._sequence + self._at - self._header_length) & wire.MASK32
+        wire.put_u16(target, at + 12, word)
+        wire.put_u32(target, at + 4, sequence)
+        return word + (sequence >> 16) + (sequence & 0xFFFF)
+
+    def _write_checksum(self, target: Any, count: int, covered: int) -> int:
+        """The transport checksum of ``count`` bytes; covered: the sum of what differs in them."""
+        field = self._transport + (16 if self._protocol == codes.TCP else 6)
         if self._partial:
-            wire.put_u16(target, field, wire.fold(covered))
+            wire.put_u16(target, field, wire.fold(self._pseudo_sum + count))
             return 0
-        wire.put_u16(target, field, 0)
-        covered += wire.sum16(target, at, count)
-        check = 0xFFFF - wire.fold(covered)
+        check = 0xFFFF - wire.fold(self._transport_sum + count + covered)
         if not check and self._protocol == codes.UDP:
             check = 0xFFFF  # RFC 768: 0 would say that there is none
         wire.put_u16(target, field, check)
         return 0
 
 
-records.seal(Segments, ("_at", "_length"), ())
+records.seal(Segments, ("_at", "_length"), ("_older", "_previous"))
 
 
 def segment(
@@ -190,7 +225,7 @@ def segment(
     """
     if not isinstance(header, VirtioHeader):
         raise TypeError(f"header: a VirtioHeader is required, not {type(header).__name__!r}")
-    mode = IpIdMode(ip_id_mode)
+    mode = ip_id_mode if type(ip_id_mode) is IpIdMode else IpIdMode(ip_id_mode)
     if checksums != "complete" and checksums != "partial":
         raise ValueError(f"checksums: {checksums!r} is neither 'complete' nor 'partial'")
     if link is None:
@@ -198,7 +233,7 @@ def segment(
     if link is not None and link not in codes.LINKS:
         raise ValueError(f"link: {link!r} is not one of {', '.join(codes.LINKS)}")
     view = contiguous(packet)
-    if header.gso_type & ~GSO_ECN == GsoType.NONE:
+    if not header.gso_type & ~GSO_ECN:
         whole: Any = packet
         return iter((whole,))
     found = records.parsed()
@@ -223,8 +258,9 @@ def _segments(
         raise GsoError(f"gso_type {header.gso_type:#x}: segmentation inside a tunnel")
     if kind != codes.GSO_TCPV4 and kind != codes.GSO_TCPV6 and kind != codes.GSO_UDP_L4:
         raise GsoError(f"gso_type {header.gso_type:#x} is not TCPV4, TCPV6 or UDP_L4")
-    if header.gso_size == 0 or header.gso_size == codes.NO_GSO_SIZE:
-        raise GsoError(f"gso_size {header.gso_size} cuts nothing")
+    gso_size = header.gso_size
+    if gso_size == 0 or gso_size == codes.NO_GSO_SIZE:
+        raise GsoError(f"gso_size {gso_size} cuts nothing")
     if len(view) > MAX_PACKET:
         raise GsoError(f"a packet of {len(view)} bytes")
     _find(packet, view, header, link, found)
@@ -232,7 +268,8 @@ def _segments(
         raise GsoError(
             f"gso_type {header.gso_type:#x} on IPv{found.version} protocol {found.protocol}"
         )
-    if header.needs_csum:
+    partial = header.flags & NEEDS_CSUM
+    if partial:
         offset = 16 if found.protocol == codes.TCP else 6
         if header.csum_start != found.transport or header.csum_offset != offset:
             raise GsoError(
@@ -240,20 +277,20 @@ def _segments(
                 f"{found.transport} and {offset}, where the packet has its checksum"
             )
     payload = len(view) - found.header_length
-    count = (payload + header.gso_size - 1) // header.gso_size
+    count = (payload + gso_size - 1) // gso_size
     if count <= 1:
         return iter((packet,))
     if count > max_segments:
         raise GsoError(f"{count} segments, more than max_segments ({max_segments})")
     result = Segments.__new__(Segments)
     result._prepare(view, packet, found)
-    result._gso_size = header.gso_size
-    result._id_step = 0 if mode is IpIdMode.FIXED else 1
+    result._gso_size = gso_size
+    result._id_step = 0 if mode is _FIXED else 1
     result._partial = checksums == "partial"
     result._no_checksum = (
         found.protocol == codes.UDP
         and found.version == 4
-        and not header.needs_csum
+        and not partial
         and view[found.transport + 6] == 0
         and view[found.transport + 7] == 0
     )

@@ -6,6 +6,9 @@ from libc.stdlib cimport calloc, free
 from netstack_gro.wire cimport byte
 
 
+cdef extern from "_records.h":
+    bint reusable "records_reusable"(object data, Py_ssize_t count) noexcept
+
 cdef extern from "Python.h":  # of borrowed references, which Cython would count up and down
     PyObject *_borrowed "PyList_GET_ITEM"(list packets, Py_ssize_t index) noexcept
     bint _is_bytes "PyBytes_CheckExact"(PyObject *packet) noexcept

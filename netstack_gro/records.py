@@ -36,6 +36,7 @@ __all__ = [
     "parsed",
     "piece",
     "release",
+    "reusable",
     "seal",
     "slot_at",
     "slots",
@@ -342,6 +343,16 @@ def kept(value: object, known: int) -> bool:
     """
     del value, known
     return True
+
+
+def reusable(data: object, count: int) -> bool:
+    """Whether a former `blank` of ``count`` bytes is held by the asking variable alone, and may
+    be filled in again; its hash is forgotten then.
+
+    Counting references is for compiled code; here the answer is always no, which is safe.
+    """
+    del data, count
+    return False
 
 
 def piece(base: Base, at: int, count: int) -> bytes:

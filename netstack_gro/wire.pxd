@@ -28,6 +28,9 @@ cdef extern from "_wire.h":
     unsigned int fold "wire_fold"(unsigned long long total) noexcept
     unsigned int fold16 "wire_fold16"(unsigned int total) noexcept
     unsigned int swap16 "wire_swap16"(unsigned int value) noexcept
+    unsigned int copy_sum16 "wire_copy_sum16"(
+        byte *to, Py_ssize_t to_at, const byte *source, Py_ssize_t source_at, Py_ssize_t count
+    ) noexcept
     unsigned int sum16 "wire_sum16"(const byte *base, Py_ssize_t at, Py_ssize_t count) noexcept
     unsigned int sum20 "wire_sum20"(const byte *base, Py_ssize_t at) noexcept
     unsigned long long mix "wire_mix"(unsigned long long a, unsigned long long b) noexcept

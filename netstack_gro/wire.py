@@ -12,6 +12,7 @@ from typing import TypeAlias
 __all__ = [
     "MASK32",
     "copy",
+    "copy_sum16",
     "equal",
     "fold",
     "fold16",
@@ -178,6 +179,12 @@ def sum16(base: Base, at: int, count: int) -> int:
     # 2**16 is 1 modulo 65535, so the whole run read as one number is the sum of its words.
     total = int.from_bytes(base[at : at + count], "big")
     return fold(total << 8 if count & 1 else total)
+
+
+def copy_sum16(to: WritableBase, to_at: int, source: Base, source_at: int, count: int) -> int:
+    """`copy`, and the `sum16` of what was copied."""
+    copy(to, to_at, source, source_at, count)
+    return sum16(source, source_at, count)
 
 
 def sum20(base: Base, at: int) -> int:

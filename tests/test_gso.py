@@ -395,6 +395,28 @@ def test_the_input_is_any_memory_and_never_changed(engine: Engine) -> None:
         assert bytes(data) == GOOD
 
 
+def test_a_segment_that_somebody_holds_in_any_way_never_changes(engine: Engine) -> None:
+    packet = tcp4(BODY)
+    expected = list(engine.segment(packet, header(TCPV4, 100)))
+    held: list[tuple[int, Any]] = []
+    seen = {}
+    for number, part in enumerate(engine.segment(packet, header(TCPV4, 100))):
+        assert part == expected[number]
+        assert seen.setdefault(hash(part), number) == number  # asked for, and the bytes let go of
+        match number % 4:
+            case 1:
+                held.append((number, memoryview(part)))
+            case 2:
+                held.append((number, (part,)))
+            case 3:
+                held.append((number, iter(part)))
+    del part
+    for number, keeper in held:
+        whole = keeper[0] if isinstance(keeper, tuple) else bytes(keeper)
+        assert whole == expected[number]
+        assert hash(whole) == hash(expected[number])
+
+
 def test_iterators_are_not_made_by_hand_or_pickled(engine: Engine) -> None:
     segments = engine.segment(GOOD, header(TCPV4, 100))
     with pytest.raises(TypeError, match="segment"):

@@ -113,6 +113,7 @@ class Library:
         "put_u16": (None, [BASE, SIZE, WORD]),
         "put_u32": (None, [BASE, SIZE, WORD]),
         "copy": (None, [BASE, SIZE, BASE, SIZE, SIZE]),
+        "copy_sum16": (WORD, [BASE, SIZE, BASE, SIZE, SIZE]),
         "equal": (ctypes.c_int, [BASE, SIZE, BASE, SIZE, SIZE]),
         "same_ipv4": (ctypes.c_int, [BASE, SIZE, BASE, SIZE]),
         "same_ipv6": (ctypes.c_int, [BASE, SIZE, BASE, SIZE]),
@@ -343,6 +344,17 @@ def test_the_sum_is_that_of_a_plain_loop_at_every_length_and_alignment(
     for count in range(lead, 2101, step):
         data = random_.randbytes(count)
         assert side.sum16(side.a.put(bytes(lead) + data), lead, count) == plain_sum(data), count
+
+
+@pytest.mark.parametrize("lead", range(8))
+def test_a_copy_with_its_sum_is_both_at_every_length_and_alignment(side: Side, lead: int) -> None:
+    random_ = random.Random(lead)
+    for count in [*range(300), *range(301, 2000, 37)]:
+        source, target = random_.randbytes(lead + count), random_.randbytes(count + 8)
+        to, base = side.a.put(target), side.b.put(source)
+        assert side.copy_sum16(to, lead, base, lead, count) == plain_sum(source[lead:])
+        now = bytes(side.u8(to, place) for place in range(len(target)))
+        assert now == target[:lead] + source[lead:] + target[lead + count :]
 
 
 @pytest.mark.parametrize("lead", range(9))
