@@ -24,6 +24,8 @@ cdef class Packet:
     cdef int _settle(self) except -1
     @cython.locals(head=HeadPointer)
     cdef int _size(self) noexcept
+    @cython.locals(size=cython.Py_ssize_t)
+    cdef Py_ssize_t _fit(self, object start, Py_ssize_t room) except -1
     @cython.locals(
         slot=SlotPointer, index=cython.int, position=cython.Py_ssize_t, size=cython.int,
         start=cython.int
