@@ -31,7 +31,7 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers bench-io \
-  bench-instructions lint format types build pcaps clean FORCE
+  bench-instructions lint format types docs build pcaps clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -150,6 +150,9 @@ format: $(VENV)/.group-lint ## rewrite the sources as ruff formats them
 types: venv $(VENV)/.group-lint ## mypy, and pyright's check of the public types
 	$(PY) -m mypy --strict -p netstack_gro
 	$(ACTIVE) pyright --verifytypes netstack_gro --ignoreexternal
+
+docs: $(VENV)/.group-docs ## the pages of docs/, with the reference, in build/site
+	NO_MKDOCS_2_WARNING=1 $(ACTIVE) mkdocs build --quiet --strict
 
 build: $(VENV)/.group-build ## sdist and wheel, in dist/
 	@rm -rf dist
