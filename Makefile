@@ -30,7 +30,7 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers bench-io \
+.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers bench-io bench-embed \
   bench-instructions lint format types docs build pcaps clean FORCE
 
 help: ## this list
@@ -132,6 +132,9 @@ bench-peers: venv $(VENV)/.group-test ## the same traffic through DPDK, gVisor, 
 
 bench-io: venv $(VENV)/.group-test ## reading from and writing to a running kernel, merging and not (Linux, root)
 	@$(PY) -m benchmarks.io $(ARGS)
+
+bench-embed: venv $(VENV)/.group-test ## inside stacks of others, merging and not (Linux, root)
+	@$(PY) -m benchmarks.embed $(ARGS)
 
 bench-instructions: venv ## instructions a packet, beside those recorded (valgrind)
 	@$(PY) -m benchmarks.instructions $(ARGS)

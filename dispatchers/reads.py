@@ -11,14 +11,16 @@ __all__ = ["Reads"]
 AGAIN = 11  # EAGAIN, include/uapi/asm-generic/errno-base.h
 INTERRUPTED = 4  # EINTR
 
+TUN_PI = 4  # struct tun_pi, include/uapi/linux/if_tun.h
+
 
 class Reads:
     """Reads(capacity, stride, vnet_size, trust): how packets are read and described.
 
     capacity: packets that are read at once, at most. stride: bytes from one packet's place in
     the slab to the next's; a packet that fills all of it was cut off. vnet_size: bytes of the
-    virtio_net_hdr in front of each packet, 0, 10 or 12. trust: whether that header is believed;
-    otherwise it is taken off and not looked at.
+    virtio_net_hdr in front of each packet, 0, 10 or 12; or 4 of a struct tun_pi, which is not
+    trusted. trust: whether that header is believed; otherwise it is taken off and not looked at.
     """
 
     __slots__ = ("_capacity", "_lengths", "_runts", "_stride", "_truncated", "_trust", "_vnet")
@@ -34,7 +36,7 @@ class Reads:
     def __init__(self, capacity: int, stride: int, vnet_size: int, trust: bool) -> None:
         if self._lengths:
             raise EngineStateError("it is initialised once")
-        check_places(capacity, stride, vnet_size)
+        check_places(capacity, stride, 0 if vnet_size == TUN_PI and not trust else vnet_size)
         self._lengths = records.indices(capacity)
         self._capacity = capacity
         self._stride = stride

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from netstack_gro.batch import Batch
 from netstack_gro.config import GroConfig, within
 from netstack_gro.dispatchers.live import require_linux
-from netstack_gro.dispatchers.reads import Reads
+from netstack_gro.dispatchers.reads import TUN_PI, Reads
 from netstack_gro.dispatchers.slab import LiveStats, SlabDispatcher, live_config, stride_of
+from netstack_gro.errors import ConfigError
 from netstack_gro.hook import Hook
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class ReadvDispatcher(SlabDispatcher):
         None: the defaults, with a capacity of 64.
     vnet_size: bytes of the struct virtio_net_hdr in front of each packet, in native byte order:
         0, 10 or 12.
+    prefix: bytes in front of each packet that are skipped, 0 or 4: the struct tun_pi of a TUN
+        device that somebody opened without IFF_NO_PI. Not together with ``vnet_size``.
     trust: whether that header is believed. Only where the kernel or this program itself wrote it:
         a peer that is believed decides what is merged as verified.
     frame_size: bytes of the largest packet, without virtio_net_hdr; None: 65,535 and the largest
@@ -48,6 +51,7 @@ class ReadvDispatcher(SlabDispatcher):
         config: GroConfig | None = None,
         *,
         vnet_size: int = 0,
+        prefix: int = 0,
         trust: bool = False,
         frame_size: int | None = None,
         name: str | None = None,
@@ -59,8 +63,9 @@ class ReadvDispatcher(SlabDispatcher):
             require_linux(name)
             settings = live_config(config)
             stride = stride_of(frame_size, vnet_size)
+            ahead = vnet_size + _skipped(prefix, vnet_size)
             self._ended = False
-            self._reads = Reads(settings.capacity, stride, vnet_size, bool(trust))
+            self._reads = Reads(settings.capacity, stride, ahead, bool(trust and vnet_size))
             super().__init__(number, name, hook, settings, stride)
         except BaseException:
             with suppress(OSError):  # it may not have been open at all
@@ -88,6 +93,12 @@ class ReadvDispatcher(SlabDispatcher):
             self._ended = True
             return 0
         return failure
+
+
+def _skipped(prefix: int, vnet_size: int) -> int:
+    if within("prefix", prefix, 0, TUN_PI) and (prefix != TUN_PI or vnet_size):
+        raise ConfigError("prefix", f"{prefix} is neither 0 nor {TUN_PI}, without a vnet_size")
+    return prefix
 
 
 def _given_up(descriptor: object) -> int:

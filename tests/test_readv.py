@@ -71,6 +71,27 @@ def test_a_header_that_is_not_trusted_is_taken_off_and_not_looked_at(engine: Eng
         assert given.said["checksum"] == ChecksumState.UNKNOWN
 
 
+def test_packet_information_in_front_of_packets_is_skipped(engine: Engine) -> None:
+    hook = Hook()
+    packets = [tcp4(bytes(100), seq=1 + 100 * n, ident=n) for n in range(4)]
+    with reading(engine, hook, prefix=4) as (dispatcher, peer):
+        for packet in packets:
+            peer.send(b"\0\0\x08\0" + packet)
+        peer.send(b"\0\0\x08")
+        assert dispatcher.dispatch_once() == 4
+        assert dispatcher.stats.runts == 1
+    [given] = hook.given
+    assert given.segments == packets
+
+
+@pytest.mark.parametrize(
+    "options", [{"prefix": 3}, {"prefix": 5}, {"prefix": True}, {"prefix": 4, "vnet_size": 10}]
+)
+def test_another_prefix_is_refused(engine: Engine, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="prefix"), reading(engine, Hook(), **options):
+        pass
+
+
 @pytest.mark.parametrize("trust", [False, True])
 def test_any_header_whatever_is_taken(engine: Engine, trust: bool) -> None:
     """A hostile peer writes what it likes; the packets come through, and nothing raises."""
