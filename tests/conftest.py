@@ -65,7 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", names, indirect=True, scope="session")
 
 
-NETWORKS = ("lab", "cables", "receivers", "rings", "tuns", "forwarder", "transfer")
+NETWORKS = ("lab", "cables", "receivers", "rings", "tuns", "forwarder", "transfer", "vpn_net")
 """Helpers of the tests that make networks: who imports one talks to a running kernel."""
 
 
