@@ -1,6 +1,6 @@
 """What is measured inside stacks and libraries of others, and whether it can be here."""
 
-from benchmarks.embed import pytcp, vpn
+from benchmarks.embed import pytcp, quic, vpn
 from benchmarks.parts import Part, run
 from benchmarks.report import RESULTS
 
@@ -8,6 +8,7 @@ __all__ = ["PARTS", "main"]
 
 PARTS = {
     "pytcp": Part(pytcp.measure, pytcp.lacks, 7),
+    "quic": Part(quic.measure, quic.lacks, 3),
     "vpn": Part(vpn.measure, vpn.lacks, 7),
 }
 

@@ -1,0 +1,81 @@
+"""aioquic: a download with its own endpoints, and with endpoints and connections of trains."""
+
+import asyncio
+import hashlib
+import subprocess
+
+from benchmarks.io.results import Ratio, Results, WrongResultError
+from tests import lab, quic
+from tests.requirements import lacks_root
+
+__all__ = ["lacks", "measure"]
+
+MTUS = (1280, 1499, 1500)
+SIZE, QUICK_SIZE = 256 << 20, 2 << 20
+NEAR, FAR = "192.0.2.1", "192.0.2.2"
+WALL, CPU = "ns/byte, wall", "ns/byte, client's CPU"
+STOCK, TRAINS = quic.STOCK, quic.TRAINS
+LEAST = 1.18  # quinn's gain
+WITHIN = 0.05
+
+SETUP = (
+    f"aioquic downloads {SIZE >> 20} MiB over one stream, from a server in a namespace of its own, "
+    "over a veth of each MTU, which datagrams fill. Client and server have a process each, and "
+    "both use aioquic's own endpoints (asyncio's), or both ours: UDP_GRO and UDP_SEGMENT, and "
+    "connections that process events and transmit once a train. Timed is the download, by the "
+    "clock, and what the client's process took of a processor. Each is held to its SHA-256."
+)
+
+
+def lacks() -> str | None:
+    """Why this cannot be measured here."""
+    try:
+        import aioquic  # noqa: F401
+    except ImportError:
+        return "aioquic is not installed"
+    return lacks_root()
+
+
+def measure(rounds: int, *, quick: bool) -> Results:
+    """Downloads by the two in turn, at each MTU."""
+    results = Results([SETUP])
+    size = QUICK_SIZE if quick else SIZE
+    whole = hashlib.sha256()
+    for _ in range(size // len(quic.BLOCK)):
+        whole.update(quic.BLOCK)
+    for _ in range(rounds):
+        for mtu in MTUS:
+            for endpoint in (STOCK, TRAINS):
+                done = _download(endpoint, mtu, size)
+                if (done.size, done.digest, done.bad) != (size, whole.digest(), 0):
+                    raise WrongResultError(f"{endpoint}: {done.size} of {size} bytes came whole")
+                results.add(_case(mtu), endpoint, WALL, done.seconds / size * 1e9, size)
+                results.add(_case(mtu), endpoint, CPU, done.cpu / size * 1e9, size)
+                if done.trains:
+                    per_train = done.datagrams / done.trains
+                    results.count(_case(mtu), endpoint, datagrams_a_train=round(per_train, 1))
+    for mtu in MTUS:
+        results.times(_case(mtu), TRAINS, STOCK, WALL, LEAST if mtu == 1500 else None)
+        results.times(_case(mtu), TRAINS, STOCK, CPU)
+    at, beside = (results.rounds(_case(mtu), TRAINS, WALL) for mtu in (1500, 1499))
+    ratios = [one / other for one, other in zip(at, beside, strict=True)]
+    case = f"{_case(1499)}, {WALL}"
+    results.ratios.append(Ratio(case, TRAINS, "MTU 1500", "times", ratios, 1 - WITHIN, 1 + WITHIN))
+    return results
+
+
+def _case(mtu: int) -> str:
+    return f"download, MTU {mtu}"
+
+
+def _download(endpoint: str, mtu: int, size: int) -> quic.Download:
+    with lab.Lab() as net:
+        here, there = net.namespace(), net.namespace()
+        net.veth(here, "eth0", there, "eth0", mtu=mtu)
+        here.address("eth0", f"{NEAR}/24")
+        there.address("eth0", f"{FAR}/24")
+        child = net.start(there, "tests.quic", endpoint, FAR, mtu, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        with here:
+            return asyncio.run(quic.download(endpoint, FAR, mtu, size))
