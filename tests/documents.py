@@ -129,6 +129,13 @@ def _an_interface(names: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
+def _a_network(_names: dict[str, Any]) -> Iterator[None]:
+    """A namespace, in which the block makes what it needs."""
+    with lab.Lab() as net, net.namespace():
+        yield
+
+
+@contextmanager
 def _a_tun(names: dict[str, Any]) -> Iterator[None]:
     """A namespace in which the block makes its TUN device, through which a datagram is sent."""
     with lab.Lab() as net, net.namespace() as here:
@@ -177,6 +184,7 @@ def _driven(names: dict[str, Any], send: Callable[[Any], None]) -> Iterator[None
 
 STAGES = {
     "interface": _an_interface,
+    "network": _a_network,
     "peer": _a_peer,
     "sandbox": _a_sandbox,
     "stack": _a_stack,
