@@ -1,18 +1,21 @@
 """Inside pmd-pytcp: what a connection gets, and how long its acknowledgements take."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from netstack_gro import Batch, GroConfig, GroDispatcher
-from netstack_gro.adapters.pytcp import MessageSink, Sessions, StackHook, attach
+from netstack_gro.adapters.pytcp import MessageSink, ReceiveRing, Sessions, StackHook, attach
 from netstack_gro.dispatchers import ReadvDispatcher, RecvMmsgDispatcher
+from netstack_gro.errors import DeviceDownError, DeviceError, DeviceGoneError
 from tests import lab
 from tests.builders import tcp4
 from tests.pytcp_peer import PAYLOAD, Peer, Stack
@@ -125,6 +128,66 @@ def test_attach_refuses_what_has_no_ring() -> None:
         attach(object(), lambda hook: pytest.fail("not to be opened"))
 
 
+class Failing:
+    """A source that raises what it is told to, at each turn."""
+
+    name = "eth0"
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self.errors = errors
+        self.ours, self.theirs = socket.socketpair()
+        self.closed = False
+
+    @contextmanager
+    def watched(self) -> Iterator[tuple[int]]:
+        yield (self.ours.fileno(),)
+
+    def turn(self, _batches: int) -> tuple[int, bool]:
+        raise self.errors.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+        self.ours.close()
+        self.theirs.close()
+
+
+def test_an_interface_that_is_down_is_read_again_and_one_that_is_gone_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counted: list[OSError] = []
+
+    class Former:
+        dropped = 5
+
+        def _handle_frame(self, frame: bytes) -> None: ...
+
+        def _count_os_error(self, error: OSError) -> None:
+            counted.append(error)
+
+        def set_deliver_callback(self, deliver: Any) -> None: ...
+
+    async def run() -> None:
+        down = DeviceDownError("eth0", errno.ENETDOWN, "down")
+        source = Failing([down, down, DeviceGoneError("eth0", errno.ENODEV, "gone")])
+        opened: Any = source
+        former: Any = Former()
+        ring = ReceiveRing(former, lambda _hook: opened)
+        assert ring.dropped == 5  # whatever is asked of the former ring
+        ring.start()
+        source.theirs.send(b"x")  # readable from now on
+        async with asyncio.timeout(10):
+            while source.errors:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # it would raise IndexError if it were read again
+        ring.stop()
+        assert source.closed
+
+    with caplog.at_level("ERROR", "netstack_gro"):
+        asyncio.run(run())
+    assert [error.errno for error in counted] == [errno.ENETDOWN, errno.ENETDOWN, errno.ENODEV]
+    assert "eth0: not read any more" in caplog.text
+
+
 # --- in front of a socket pair -------------------------------------------------------------------
 
 
@@ -163,8 +226,6 @@ def test_what_finds_no_room_waits_in_order_up_to_the_backlog() -> None:
 
 
 def test_a_socket_that_is_gone_is_an_error_and_what_was_not_sent_waits() -> None:
-    from netstack_gro.errors import DeviceError
-
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours:
         theirs.close()
@@ -254,7 +315,6 @@ def test_a_kernels_tcp_arrives_whole_through_a_tun() -> None:
                     return await received(stack, SIZE), ring.dispatcher.stats.engine
                 finally:
                     await stack.stop()
-                    await asyncio.sleep(0)
 
             (count, digest), stats = asyncio.run(run())
             assert count == SIZE
@@ -304,7 +364,6 @@ def test_a_kernels_tcp_arrives_whole_through_a_packet_socket() -> None:
                     return await received(stack, SIZE), ring.dispatcher.stats.engine
                 finally:
                     await stack.stop()
-                    await asyncio.sleep(0)
 
             (count, digest), stats = asyncio.run(run())
         assert count == SIZE

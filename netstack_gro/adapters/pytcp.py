@@ -29,10 +29,10 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from netstack_gro.config import MAX_IP_LENGTH, Limits, within
-from netstack_gro.dispatchers.aio import serve
 from netstack_gro.errors import DeviceDownError, DeviceError, device_error
 from netstack_gro.hooks.pieces import head_and_rest
 from netstack_gro.hooks.room import FULL
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MessageSink", "ReceiveRing", "Sessions", "StackHook", "attach"]
 
-_PAUSE_S = 0.1  # between looking whether an interface that is down is up again
 _IN_FRONT = (b"\0\0\x08\x00", b"\0\0\x86\xdd")  # struct tun_pi of IPv4 and IPv6
 _log = logging.getLogger("netstack_gro")
 
@@ -177,38 +176,35 @@ class ReceiveRing:
         self.dispatcher = open_source(
             StackHook(ring._handle_frame, tell=tell, packet_information=packet_information)
         )
-        self._task: asyncio.Task[None] | None = None
+        self._reading = ExitStack()
 
     def __getattr__(self, name: str) -> Any:
         """Counters, and whatever else is asked of a ring."""
         return getattr(self._ring, name)
 
     def start(self) -> None:
-        """Read in the running event loop. The stack calls it."""
-        self._task = asyncio.get_running_loop().create_task(self._read())
+        """Read in the running event loop, a batch a turn. The stack calls it."""
+        loop = asyncio.get_running_loop()
+        for descriptor in self._reading.enter_context(self.dispatcher.watched()):
+            loop.add_reader(descriptor, self._turn)
+            self._reading.callback(loop.remove_reader, descriptor)
 
     def stop(self) -> None:
         """Read no more, and close the dispatcher. The stack calls it."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task.add_done_callback(lambda _task: self.dispatcher.close())
-            self._task = None
-        else:
-            self.dispatcher.close()
+        self._reading.close()
+        self.dispatcher.close()
 
-    async def _read(self) -> None:
-        while not self.dispatcher.closed:
-            try:
-                await serve(self.dispatcher, batches=1)
-            except DeviceDownError as error:
-                self._ring._count_os_error(error)
-                await asyncio.sleep(_PAUSE_S)
-            except DeviceError as error:
-                self._ring._count_os_error(error)
-                _log.error("%s: not read any more: %s", self.dispatcher.name, error)
-                return
-            else:
-                return
+    def _turn(self) -> None:
+        try:
+            _, over = self.dispatcher.turn(1)
+        except DeviceError as error:
+            self._ring._count_os_error(error)
+            if isinstance(error, DeviceDownError):
+                return  # it is readable again when it is up, or gone
+            _log.error("%s: not read any more: %s", self.dispatcher.name, error)
+            over = True
+        if over:
+            self._reading.close()
 
 
 def attach(interface: Any, open_source: "Callable[[Hook], LiveSource]") -> ReceiveRing:
