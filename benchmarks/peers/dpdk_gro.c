@@ -34,7 +34,7 @@
 #define MAX_PACKETS 4096
 #define MAX_SAMPLES 1000000
 #define HEADERS 128 /* bytes from the start of a frame that merging may change */
-#define WARM 0.1    /* of the time asked for */
+#define WARM 1.0    /* of the time asked for */
 #define AWAY 10     /* a batch this many times the shortest one was off the CPU: not counted */
 
 enum api { BURST, CONTEXT, NONE };

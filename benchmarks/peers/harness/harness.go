@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	warm = 0.1 // of the time asked for
+	warm = 1.0 // of the time asked for
 	away = 10  // a batch this many times the shortest one was off the CPU: not counted
 )
 
