@@ -184,6 +184,26 @@ def test_a_refusal_is_told_and_the_endpoint_goes_on(create: Create) -> None:
     run(main)
 
 
+def test_a_refusal_that_sending_finds_is_told_and_the_datagram_is_sent(create: Create) -> None:
+    async def main() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.bind(("127.0.0.1", 0))
+            peer = other.getsockname()
+        client, said = await create(Recorder, remote_addr=peer)
+        loop = asyncio.get_running_loop()
+        watched = client.get_extra_info("dispatcher") or client.get_extra_info("socket")
+        loop._selector.unregister(watched.fileno())  # type: ignore[attr-defined]
+        client.sendto(b"to nobody")
+        await asyncio.sleep(0)
+        client.sendto(b"again")
+        await said.until(lambda: len(said.told) > 1)
+        assert said.told[1] == ("error", ConnectionRefusedError, errno.ECONNREFUSED)
+        client.abort()
+        await said.until(lambda: ("lost", None) in said.told)
+
+    run(main)
+
+
 def test_a_datagram_that_is_too_long_is_told_and_the_others_go(create: Create) -> None:
     async def main() -> None:
         server, heard = await create(Recorder, local_addr=("127.0.0.1", 0))
@@ -375,6 +395,9 @@ def test_where_there_is_no_room_a_protocol_pauses_and_nothing_is_lost() -> None:
         def take_back(self) -> list[tuple[bytes, None]]:
             left, self.left = self.left, []
             return [(datagram, None) for datagram in left]
+
+        def take_refusal(self) -> int:
+            return 0
 
         def close(self) -> None:
             self.real.close()

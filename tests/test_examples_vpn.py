@@ -197,6 +197,13 @@ def test_tcp_is_carried_whole_in_both_directions(tmp_path: Path, options: list[s
             assert (", 0 trains" in output) == bool(options)
 
 
+def test_a_device_that_is_deleted_ends_it_with_a_message(tmp_path: Path) -> None:
+    require(lacks_tun())
+    with carried(tmp_path) as (_net, (here, _there), children):
+        here.delete("vpn0")
+        assert children[0].wait(10) == 1
+
+
 def test_what_is_tampered_with_or_replayed_is_refused_and_counted(tmp_path: Path) -> None:
     require(lacks_tun())
     with carried(tmp_path) as (net, (here, there), children):

@@ -364,6 +364,8 @@ def test_a_peer_s_refusal_costs_no_datagram(engine: Engine) -> None:
                     dispatch(dispatcher, 2)
                     assert received.datagrams == [b"heard", b"also"]
                 assert made.stats.refusals == 1
+                assert made.take_refusal() == errno.ECONNREFUSED
+                assert made.take_refusal() == 0
                 sent = bodies(*range(1, 60))
                 assert made.send(sent) == 59, "each send is answered with a refusal of the last"
 

@@ -108,13 +108,13 @@ async def run(sources: list[TunDispatcher | UdpDispatcher], tunnel: Tunnel) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: [source.stop() for source in sources])
+    tasks = [loop.create_task(serve(source)) for source in sources]
     greeting = loop.create_task(tunnel.greet())
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for source in sources:
-                tasks.create_task(serve(source))
+        await asyncio.gather(*tasks)  # which raises what the first of them does
     finally:
-        greeting.cancel()
+        for task in (greeting, *tasks):
+            task.cancel()
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ train in one call, as a list of bytes, and can then do once what it would do for
 
 import asyncio
 import errno
+import os
 import socket
 import sys
 import warnings
@@ -334,6 +335,9 @@ class TrainTransport(asyncio.DatagramTransport):
                     continue
                 runs.appendleft((address, left))
                 break
+        answer = self._sender.take_refusal()
+        if answer and self._peer is not None:  # others are not told, as with asyncio's
+            self._tell(OSError(answer, os.strerror(answer)))
         for address, datagrams in runs:
             for datagram in datagrams:
                 self._waiting.append((datagram, address))

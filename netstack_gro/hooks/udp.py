@@ -241,6 +241,15 @@ class UdpTrainSender:
         """
         return self._delivery.told()
 
+    def take_refusal(self) -> int:
+        """The errno of the latest ICMP error that the kernel told of in place of sending, once.
+
+        0 where there was none since the last call. What was to be sent then has been sent all the
+        same; see `UdpSenderStats.refusals` for how often that was.
+        """
+        number, self._delivery.refusal = self._delivery.refusal, 0
+        return number
+
     def path_mtu(self, address: Address | None = None) -> int | None:
         """The largest IP packet that reaches ``address`` whole, as far as the kernel knows now.
 

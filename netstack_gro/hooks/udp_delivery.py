@@ -143,6 +143,7 @@ class Delivery:
         "marks",
         "name",
         "opened",
+        "refusal",
         "refusals",
         "refused_last",
         "retries",
@@ -168,6 +169,7 @@ class Delivery:
         self.closed: bool = False
         self.cut: int = 0
         self.retries: int = 0
+        self.refusal: int = 0
         self.refusals: int = 0
         self.dropped: int = 0
         self._outgoing = Outgoing(_ROOM, _RUNS, never_equal_tail=never_equal_tail)
@@ -401,6 +403,7 @@ class Delivery:
         if number in _ANSWERS and self._again < _ATTEMPTS:
             self._again += 1
             self.refusals += 1
+            self.refusal = number
             return
         name, size, count, marked = outgoing.first
         if count == 1 and number == errno.EMSGSIZE and not self._again:
