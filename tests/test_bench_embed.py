@@ -9,7 +9,7 @@ from benchmarks import parts
 from benchmarks.embed import bench
 from tests.requirements import lacks_tun, require
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.engineless]  # it is not the engine that is tested
 
 
 @pytest.mark.parametrize("part", bench.PARTS)

@@ -25,6 +25,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from netstack_gro.adapters.opening import is_udp, open_socket
 from netstack_gro.dispatchers.trains import Train
 from netstack_gro.dispatchers.udp import UdpDispatcher
 from netstack_gro.errors import DeviceError, UdpSendError
@@ -90,12 +91,12 @@ async def create_datagram_endpoint(
                 reuse_port=reuse_port,
                 allow_broadcast=allow_broadcast,
             )
-        opened = await _opened(
+        opened = await open_socket(
             loop, local_addr, remote_addr, family, proto, flags, reuse_port, allow_broadcast
         )
     elif any((local_addr, remote_addr, family, proto, flags, reuse_port, allow_broadcast)):
         raise ValueError("sock: no address, family, flag or option goes with it")
-    elif not _is_udp(opened):
+    elif not is_udp(opened):
         return await loop.create_datagram_endpoint(protocol_factory, sock=opened)
     try:
         opened.setblocking(False)
@@ -158,13 +159,18 @@ class TrainTransport(asyncio.DatagramTransport):
         self._waiting: deque[tuple[bytes, Address | None]] = deque()
         self._size = 0
         self._flushing: asyncio.Handle | None = None
+        self._sending = False
         self._blocked = False
+        self._failed = False
         self._closing = False
         self._paused = False
         self.set_write_buffer_limits()
         self._protocol: Any = protocol
         self.set_protocol(protocol)
-        loop.call_soon(self._begin, made)
+        # Three callbacks, as asyncio has it: what connection_made raises keeps nobody waiting.
+        loop.call_soon(protocol.connection_made, self)
+        loop.call_soon(self._begin)
+        loop.call_soon(_resolve, made)
 
     def __repr__(self) -> str:
         state = "closing" if self._closing else "open"
@@ -197,7 +203,9 @@ class TrainTransport(asyncio.DatagramTransport):
             self._loop.call_soon(self._lose, None)
 
     def abort(self) -> None:
-        """The same at once: what waits is dropped."""
+        """The same at once: what the kernel has no room for is dropped."""
+        if not self._blocked:
+            self._flush()  # asyncio's transport would have sent it by now
         self._fail(None)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -228,12 +236,14 @@ class TrainTransport(asyncio.DatagramTransport):
             addr = None
         if self._socket is None or (not data and sys.version_info < (3, 13)):
             return  # as asyncio has it: an empty datagram is sent from 3.13 on
+        if self._closing and self._peer is not None and not self._waiting:
+            return  # as well
         datagram = data if type(data) is bytes else bytes(data)
         self._waiting.append((datagram, addr))
         self._size += len(datagram)
         if self._blocked:
             self._pause_if_full()
-        elif self._size >= BURST:
+        elif self._size >= BURST or self._closing:
             self._flush()
         elif self._flushing is None:
             self._flushing = self._loop.call_soon(self._flush)
@@ -258,48 +268,49 @@ class TrainTransport(asyncio.DatagramTransport):
 
     # --- receiving -----------------------------------------------------------------------------
 
-    def _begin(self, made: "asyncio.Future[None]") -> None:
-        self._protocol.connection_made(self)
+    def _begin(self) -> None:
         if not self._closing:
             self._loop.add_reader(self._dispatcher.fileno(), self._read)
-        if not made.cancelled():
-            made.set_result(None)
 
     def _read(self) -> None:
         try:
             self._dispatcher.dispatch_once(0)
         except DeviceError as error:
-            self._tell(error)
+            if not self._closing:
+                self._tell(error)
 
     def _received(self, trains: list[Train]) -> None:
         for train in trains:
+            if self._closing:
+                break
             datagrams = [bytes(datagram) for datagram in train]
             self._info["ecn"] = train.ecn
             if self._batched is not None:
-                self._hand_on(self._batched, datagrams, train.address)
+                self._call(self._batched, datagrams, train.address)
             else:
                 for datagram in datagrams:
                     if not self._closing:
-                        self._hand_on(self._protocol.datagram_received, datagram, train.address)
+                        self._call(self._protocol.datagram_received, datagram, train.address)
         self._info["ecn"] = None
 
-    def _hand_on(self, take: Callable[[Any, Any], object], what: Any, address: Any) -> None:
+    def _call(self, method: Callable[..., object], *arguments: Any) -> None:
         """Call the protocol. What it raises is the loop's to report, as after any callback."""
-        if self._closing:
-            return
         try:
-            take(what, address)
+            method(*arguments)
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - the datagrams behind it are to come
-            self._loop.call_exception_handler(
-                {
-                    "message": f"Exception in {take!r}",
-                    "exception": error,
-                    "transport": self,
-                    "protocol": self._protocol,
-                }
-            )
+        except BaseException as error:  # noqa: BLE001 - what else there is to do is done
+            self._report(f"Exception in {method!r}", error)
+
+    def _report(self, message: str, error: BaseException) -> None:
+        self._loop.call_exception_handler(
+            {
+                "message": message,
+                "exception": error,
+                "transport": self,
+                "protocol": self._protocol,
+            }
+        )
 
     def _read_no_more(self) -> None:
         if self._socket is not None and not self._dispatcher.closed:
@@ -312,48 +323,73 @@ class TrainTransport(asyncio.DatagramTransport):
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if self._socket is None:
+        if self._socket is None or self._sending:  # a protocol sends on being told of an error
             return
+        self._sending = True
+        try:
+            full = self._send_waiting()
+        finally:
+            self._sending = False
+        if full or not self._waiting:
+            self._await_room()
+        elif self._flushing is None:  # for what was sent meanwhile
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def _send_waiting(self) -> bool:
+        """Send what waits now, as far as there is room; whether some of it is left."""
         waiting, self._waiting, self._size = self._waiting, deque(), 0
         runs = deque(
             (address, [datagram for datagram, _ in run])
             for address, run in groupby(waiting, _destination)
         )
-        while runs:
+        while runs and not self._failed:
             address, datagrams = runs.popleft()
-            try:
-                self._sender.send(datagrams, address)
-            except UdpSendError as error:
-                for _ in error.refused:
-                    self._tell(error)
-            except ValueError:  # a name in place of a number: asyncio's sendto looks it up
-                self._send_by_name(datagrams, address)
-            except DeviceError as error:
-                left = [datagram for datagram, _ in self._sender.take_back()]
-                if error.errno not in {errno.EAGAIN, errno.ENOBUFS}:
-                    self._tell(error)
-                    continue
+            left = self._send(datagrams, address)
+            if left:
                 runs.appendleft((address, left))
                 break
         answer = self._sender.take_refusal()
         if answer and self._peer is not None:  # others are not told, as with asyncio's
             self._tell(OSError(answer, os.strerror(answer)))
-        for address, datagrams in runs:
-            for datagram in datagrams:
-                self._waiting.append((datagram, address))
-                self._size += len(datagram)
-        self._await_room()
+        if self._failed:
+            return False
+        # Before what a protocol has sent meanwhile.
+        kept = [(datagram, address) for address, datagrams in runs for datagram in datagrams]
+        self._waiting.extendleft(reversed(kept))
+        self._size += sum(len(datagram) for datagram, _ in kept)
+        return bool(kept)
 
-    def _send_by_name(self, datagrams: list[bytes], address: Any) -> None:
+    def _send(self, datagrams: list[bytes], address: Any) -> list[bytes]:
+        """Send to one address; what there was no room for."""
+        try:
+            self._sender.send(datagrams, address)
+        except UdpSendError as error:
+            for _ in error.refused:
+                self._tell(error)
+        except DeviceError as error:
+            left = [datagram for datagram, _ in self._sender.take_back()]
+            if error.errno in {errno.EAGAIN, errno.ENOBUFS}:
+                return left
+            self._tell(error)
+        except (ValueError, TypeError, OSError):  # no number, of a host or of an interface
+            return self._send_by_name(datagrams, address)
+        return []
+
+    def _send_by_name(self, datagrams: list[bytes], address: Any) -> list[bytes]:
+        """The same, by what asyncio's transport calls: it looks names up, and says what is none."""
         assert self._socket is not None
-        for datagram in datagrams:
+        for place, datagram in enumerate(datagrams):
             try:
                 self._socket.sendto(datagram, address)
+            except (BlockingIOError, InterruptedError):
+                return datagrams[place:]
             except OSError as error:
                 self._tell(error)
             except Exception as error:  # noqa: BLE001 - what an address can be, sendto decides
+                self._report("Fatal write error on datagram transport", error)
                 self._fail(error)
-                return
+                break
+        return []
 
     def _await_room(self) -> None:
         """Watch the socket while something waits, and tell the protocol what that means."""
@@ -370,28 +406,31 @@ class TrainTransport(asyncio.DatagramTransport):
             return
         if self._paused:
             self._paused = False
-            self._protocol.resume_writing()
+            self._call(self._protocol.resume_writing)
         if self._closing:
             self._loop.call_soon(self._lose, None)
 
     def _pause_if_full(self) -> None:
         if self._size > self._high and not self._paused:
             self._paused = True
-            self._protocol.pause_writing()
+            self._call(self._protocol.pause_writing)
         elif self._size <= self._low and self._paused:
             self._paused = False
-            self._protocol.resume_writing()
+            self._call(self._protocol.resume_writing)
 
     # --- ending --------------------------------------------------------------------------------
 
     def _tell(self, error: OSError) -> None:
         """Tell the protocol of an error of the kernel's, by the class that Python has for it."""
+        if self._failed:
+            return
         plain = OSError(error.errno, error.strerror) if isinstance(error, DeviceError) else error
-        self._hand_on(lambda what, _: self._protocol.error_received(what), plain, None)
+        self._call(self._protocol.error_received, plain)
 
     def _fail(self, error: BaseException | None) -> None:
         if self._socket is None:
             return
+        self._failed = True
         self._waiting.clear()
         self._size = 0
         if self._blocked:
@@ -414,69 +453,11 @@ class TrainTransport(asyncio.DatagramTransport):
         opened, self._socket = self._socket, None
         assert opened is not None
         self._sender.close()
+        self._dispatcher._shared = False  # nobody goes on with the socket: nothing is to be saved
         self._dispatcher.close()
         opened.close()
 
 
-def _is_udp(opened: socket.socket) -> bool:
-    if not isinstance(opened, socket.socket):
-        return False
-    if opened.type != socket.SOCK_DGRAM:
-        raise ValueError(f"A datagram socket was expected, got {opened!r}")
-    internet = opened.family in {socket.AF_INET, socket.AF_INET6}
-    return internet and sys.platform == "linux"
-
-
-async def _opened(
-    loop: asyncio.AbstractEventLoop,
-    local: Any,
-    remote: Any,
-    family: int,
-    proto: int,
-    flags: int,
-    reuse_port: bool | None,
-    allow_broadcast: bool | None,
-) -> socket.socket:
-    """A socket bound and connected to the first pair of addresses with which that is possible."""
-    found: list[dict[int, Any]] = []
-    for address in (local, remote):
-        by_family: dict[int, Any] = {}
-        if address is not None:
-            if not isinstance(address, tuple) or len(address) < 2:
-                raise TypeError("2-tuple is expected")
-            host, port = address[:2]
-            for kind, _, _, _, number in await loop.getaddrinfo(
-                host, port, family=family, type=socket.SOCK_DGRAM, proto=proto, flags=flags
-            ):
-                by_family.setdefault(kind, number)
-        found.append(by_family)
-    near, far = found
-    families: list[int] = [
-        kind
-        for kind in near or far
-        if (local is None or kind in near) and (remote is None or kind in far)
-    ]
-    if not families:
-        raise ValueError("can not get address information")
-    failures: list[OSError] = []
-    for which in families:
-        opened = socket.socket(which, socket.SOCK_DGRAM, proto)
-        try:
-            if reuse_port:
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if allow_broadcast:
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            opened.setblocking(False)
-            if local is not None:
-                opened.bind(near[which])
-            if remote is not None:
-                await loop.sock_connect(opened, far[which])
-        except OSError as error:
-            opened.close()
-            failures.append(error)
-        except BaseException:
-            opened.close()
-            raise
-        else:
-            return opened
-    raise failures[0]
+def _resolve(made: "asyncio.Future[None]") -> None:
+    if not made.done():  # nor cancelled
+        made.set_result(None)

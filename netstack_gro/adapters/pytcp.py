@@ -173,7 +173,7 @@ class ReceiveRing:
         packet_information: bool = False,
     ) -> None:
         self._ring = ring
-        self.dispatcher = open_source(
+        self.dispatcher: LiveSource = open_source(
             StackHook(ring._handle_frame, tell=tell, packet_information=packet_information)
         )
         self._reading = ExitStack()
@@ -268,9 +268,9 @@ class MessageSink:
         self._backlog = within("backlog", backlog, 0, 1 << 40)
         self._timeout = timeout
         self._hook = StackHook(self._take, pieces=pieces, max_size=max_size)
-        self.limits = self._hook.limits
-        self.sent = 0
-        self.dropped = 0
+        self.limits: Limits = self._hook.limits
+        self.sent: int = 0
+        self.dropped: int = 0
 
     @property
     def waiting(self) -> int:
