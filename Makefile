@@ -114,8 +114,8 @@ test-asan: venv $(VENV)/.group-test ## the suite once, compiled with AddressSani
 	  PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 NETSTACK_GRO_TEST_PACKETS=8000 \
 	  $(abspath $(PY)) -m pytest --capture=sys --engine=compiled \
 	    -m "not packaging and not engineless and not (live and slow)" --ignore=tests/test_soak.py \
-	    --ignore=tests/test_dispatcher_lifecycle.py --ignore=tests/test_examples.py \
-	    $(foreach name,bench capture cli probe verify,--ignore-glob='tests/test_$(name)*.py') \
+	    --ignore=tests/test_dispatcher_lifecycle.py \
+	    $(foreach name,adapters bench capture cli docs examples probe verify,--ignore-glob='tests/test_$(name)*.py') \
 	    --ignore=tests/test_bounds.py --ignore=tests/test_hash_flood.py --ignore=tests/test_memory.py \
 	    --ignore=tests/test_kernel_oracle.py --ignore=tests/test_shared_captures.py $(ARGS)
 
