@@ -14,6 +14,8 @@ from tests import transfer
 from tests.requirements import lacks_tun, require
 from tests.vpn_net import SECRET, carried
 
+pytestmark = pytest.mark.engineless  # what it is about is the same at either speed
+
 PACKETS = [bytes([n]) * 100 for n in range(8)]
 
 
