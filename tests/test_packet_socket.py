@@ -392,6 +392,7 @@ def test_an_interface_that_is_down_can_be_opened_and_is_read_once_it_is_up(cable
         assert received(0, reading) == [[]]  # and no error either
         cable.near.up("eth0")
         cable.near.wait_for_carrier("eth0")
+        cable.far.wait_for_carrier("eth0")  # it sends nothing before it has noticed
         cable.sender.send(frame)
         assert received(1, reading) == [[frame]]
 

@@ -369,6 +369,7 @@ def test_an_interface_that_goes_down_is_told_once_and_can_be_read_again(
         assert dispatcher.dispatch_once(0.05) == 0
         cable.near.up("eth0")
         cable.near.wait_for_carrier("eth0")
+        cable.far.wait_for_carrier("eth0")  # it sends nothing before it has noticed
         send(cable, frames[1:])
         drain(dispatcher, 1)
     assert hook.data == frames
