@@ -139,7 +139,7 @@ def test_what_the_host_sends_is_left_out(engine: Engine) -> None:
 def test_an_interface_that_goes_down_is_an_error_and_can_be_read_when_it_is_up_again(
     engine: Engine,
 ) -> None:
-    with cable() as (_far, near, sender):
+    with cable() as (far, near, sender):
         hook = Hook()
         with opened(engine, near, hook) as dispatcher:
             near.down("eth0")
@@ -147,6 +147,7 @@ def test_an_interface_that_goes_down_is_an_error_and_can_be_read_when_it_is_up_a
                 dispatcher.run()
             near.up("eth0")
             near.wait_for_carrier("eth0")
+            far.wait_for_carrier("eth0")  # it sends nothing before it has noticed
             sender.send(ethernet(udp4(b"again")))
             receivers.drain(dispatcher, 1)
         assert hook.given[0].data == ethernet(udp4(b"again"))
