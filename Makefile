@@ -30,11 +30,11 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers bench-io bench-embed \
-  bench-instructions lint format types docs build pcaps clean FORCE
+.PHONY: help venv demo test test-interpreted test-all test-asan soak bench bench-peers \
+  bench-io bench-embed bench-instructions lint format types docs build pcaps clean FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' Makefile
 
 # --- the virtual environment -------------------------------------------------------------------
 

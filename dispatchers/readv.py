@@ -62,10 +62,10 @@ class ReadvDispatcher(SlabDispatcher):
         try:
             require_linux(name)
             settings = live_config(config)
-            stride = stride_of(frame_size, vnet_size)
-            ahead = vnet_size + _skipped(prefix, vnet_size)
+            stride = stride_of(frame_size, vnet_size, _skipped(prefix, vnet_size))
             self._ended = False
-            self._reads = Reads(settings.capacity, stride, ahead, bool(trust and vnet_size))
+            trusted = bool(trust and vnet_size)
+            self._reads = Reads(settings.capacity, stride, vnet_size + prefix, trusted)
             super().__init__(number, name, hook, settings, stride)
         except BaseException:
             with suppress(OSError):  # it may not have been open at all

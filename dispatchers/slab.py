@@ -47,14 +47,14 @@ def live_config(config: GroConfig | None, link: Link | None = None) -> GroConfig
     return config if link is None or link == config.link else replace(config, link=link)
 
 
-def stride_of(frame_size: int | None, vnet_size: int) -> int:
+def stride_of(frame_size: int | None, vnet_size: int, prefix: int = 0) -> int:
     """Bytes from one packet's place in a slab to the next's.
 
     frame_size: bytes of the largest packet, its link header included; None: what the largest IP
     packet has with the largest link header (the length in an IPv6 header does not count that
-    header). There is one more byte, which only a packet that was cut off fills. The places are an
-    odd number of cache lines apart, or the headers of all packets would compete for the same few
-    sets of the cache.
+    header). prefix: bytes in front that are neither the packet's nor a virtio_net_hdr. There is one
+    more byte, which only a packet that was cut off fills. The places are an odd number of cache
+    lines apart, or the headers of all packets would compete for the same few sets of the cache.
     """
     if frame_size is None:
         frame_size = IPV6_HEADER + MAX_IP_LENGTH + MAX_LINK_HEADER
@@ -62,7 +62,7 @@ def stride_of(frame_size: int | None, vnet_size: int) -> int:
         frame_size = within("frame_size", frame_size, 1, MAX_FRAME_SIZE)
     if vnet_size not in VNET_SIZES:
         raise ConfigError("vnet_size", f"{vnet_size!r} is none of 0, 10 and 12")
-    lines = -(-(vnet_size + frame_size + 1) // _LINE)
+    lines = -(-(vnet_size + prefix + frame_size + 1) // _LINE)
     return (lines | 1) * _LINE
 
 

@@ -11,8 +11,6 @@ from netstack_gro.adapters.endpoint import TrainTransport
 from tests import lab, quic
 from tests.requirements import lacks_root, require
 
-pytest.importorskip("aioquic")
-
 pytestmark = pytest.mark.engineless  # what it is about is the same at either speed
 
 SIZE = 1 << 20

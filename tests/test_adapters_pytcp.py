@@ -15,13 +15,11 @@ import pytest
 from netstack_gro import Batch, GroConfig, GroDispatcher
 from netstack_gro.adapters.pytcp import MessageSink, ReceiveRing, Sessions, StackHook, attach
 from netstack_gro.dispatchers import ReadvDispatcher, RecvMmsgDispatcher
-from netstack_gro.errors import DeviceDownError, DeviceError, DeviceGoneError
+from netstack_gro.errors import ConfigError, DeviceDownError, DeviceError, DeviceGoneError
 from tests import lab
 from tests.builders import tcp4
 from tests.pytcp_peer import PAYLOAD, Peer, Stack
 from tests.requirements import lacks_root, lacks_tun, require
-
-pytest.importorskip("pmd_pytcp")
 
 DATA = bytes(range(256)) * 1024  # four windows
 
@@ -164,8 +162,6 @@ def test_an_interface_that_is_down_is_read_again_and_one_that_is_gone_is_not(
         def _count_os_error(self, error: OSError) -> None:
             counted.append(error)
 
-        def set_deliver_callback(self, deliver: Any) -> None: ...
-
     async def run() -> None:
         down = DeviceDownError("eth0", errno.ENETDOWN, "down")
         source = Failing([down, down, DeviceGoneError("eth0", errno.ENODEV, "gone")])
@@ -225,6 +221,25 @@ def test_what_finds_no_room_waits_in_order_up_to_the_backlog() -> None:
         assert got == sent[: went + 50]
 
 
+def test_a_packet_that_no_message_holds_is_dropped_and_the_others_go() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        theirs.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        sink = MessageSink(ours, timeout=0)
+        sent = [tcp4(b"a", sport=1), tcp4(bytes(60000), sport=2), tcp4(b"b", sport=3)]
+        GroDispatcher(sink).dispatch(sent)
+        assert (sink.sent, sink.dropped, sink.waiting) == (2, 1, 0)
+        assert [theirs.recv(100) for _ in range(2)] == [sent[0], sent[2]]
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"timeout": "1"}, {"backlog": -1}])
+def test_parameters_out_of_range_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs, pytest.raises(ConfigError, match=next(iter(wrong))):
+        MessageSink(ours, **wrong)
+
+
 def test_a_socket_that_is_gone_is_an_error_and_what_was_not_sent_waits() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours:
@@ -240,6 +255,32 @@ def test_a_socket_that_is_gone_is_an_error_and_what_was_not_sent_waits() -> None
 SIZE = 2 << 20
 ROUTE = "10.0.0.1/24"
 SOON = {"arp.probe_num": 1, "arp.announce_num": 1, "arp.announce_wait": 1}  # RFC 5227
+
+
+def transferred(sent: Any, open_source: Any, **made: Any) -> None:
+    """Have the stack take what a kernel sends, and hold it to what ``sent`` says."""
+    from pmd_net_addr import Ip4IfAddr
+    from pmd_pytcp import stack
+
+    async def run() -> Any:
+        stack.init(
+            **made,
+            ip4_host=Ip4IfAddr("10.0.0.2/24"),
+            ip6_support=False,
+            sysctls={"tcp.rcv_wnd_max": 1 << 20, **SOON},
+        )
+        (interface,) = stack.interfaces.values()
+        ring = attach(interface, open_source)
+        await stack.start()
+        try:
+            return await received(stack, SIZE), ring.dispatcher.stats.engine
+        finally:
+            await stack.stop()
+
+    (count, digest), stats = asyncio.run(run())
+    assert count == SIZE
+    assert digest == sent.result(20)
+    assert stats.super_packets > 0
 
 
 async def received(stack: Any, size: int) -> tuple[int, bytes]:
@@ -286,7 +327,6 @@ def sending(where: Any) -> Any:
 
 def test_a_kernels_tcp_arrives_whole_through_a_tun() -> None:
     require(lacks_tun())
-    from pmd_net_addr import Ip4IfAddr
     from pmd_pytcp import stack
 
     with lab.Lab() as net, net.namespace() as here:
@@ -294,78 +334,37 @@ def test_a_kernels_tcp_arrives_whole_through_a_tun() -> None:
         try:
             here.up("tun0")
             here.address("tun0", ROUTE)
-            sent = sending(here)
-
-            async def run() -> Any:
-                stack.init(
-                    **made,
-                    ip4_host=Ip4IfAddr("10.0.0.2/24"),
-                    ip6_support=False,
-                    sysctls={"tcp.rcv_wnd_max": 1 << 20},
-                )
-                (interface,) = stack.interfaces.values()
-                ring = attach(
-                    interface,
-                    lambda hook: ReadvDispatcher(
-                        os.dup(made["fd"]), hook, GroConfig(capacity=32), prefix=4
-                    ),
-                )
-                await stack.start()
-                try:
-                    return await received(stack, SIZE), ring.dispatcher.stats.engine
-                finally:
-                    await stack.stop()
-
-            (count, digest), stats = asyncio.run(run())
-            assert count == SIZE
-            assert digest == sent.result(20)
-            assert stats.super_packets > 0
+            config = GroConfig(capacity=32)
+            transferred(
+                sending(here),
+                lambda hook: ReadvDispatcher(os.dup(made["fd"]), hook, config, prefix=4),
+                **made,
+            )
         finally:
             os.close(made["fd"])
 
 
 def test_a_kernels_tcp_arrives_whole_through_a_packet_socket() -> None:
     require(lacks_root())
-    from pmd_net_addr import Ip4IfAddr, MacAddress
-    from pmd_pytcp import stack
+    from pmd_net_addr import MacAddress
     from pmd_pytcp.lib.interface_layer import InterfaceLayer
 
+    mac = "02:00:00:00:00:02"
     with lab.Lab() as net:
         here, there = net.namespace(), net.namespace()
         net.veth(here, "eth0", there, "eth0")
         there.no_offloads("eth0")
         there.address("eth0", ROUTE)
-        mac = bytes.fromhex("020000000002")
-        there.neighbour("eth0", "10.0.0.2", mac)
-        sent = sending(there)
+        there.neighbour("eth0", "10.0.0.2", bytes.fromhex(mac.replace(":", "")))
         with here, socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as outgoing:
             outgoing.bind(("eth0", 0))  # protocol 0: for sending only
-
-            async def run() -> Any:
-                stack.init(
-                    fd=outgoing.fileno(),
-                    layer=InterfaceLayer.L2,
-                    mac_address=MacAddress("02:00:00:00:00:02"),
-                    interface_name="eth0",
-                    ip4_host=Ip4IfAddr("10.0.0.2/24"),
-                    ip4_dhcp=False,
-                    ip6_support=False,
-                    sysctls={"tcp.rcv_wnd_max": 1 << 20, **SOON},
-                )
-                (interface,) = stack.interfaces.values()
-                ring = attach(
-                    interface,
-                    lambda hook: RecvMmsgDispatcher(
-                        "eth0", hook, GroConfig(link="ethernet", capacity=32)
-                    ),
-                )
-                await stack.start()
-                try:
-                    return await received(stack, SIZE), ring.dispatcher.stats.engine
-                finally:
-                    await stack.stop()
-
-            (count, digest), stats = asyncio.run(run())
-        assert count == SIZE
-        assert digest == sent.result(20)
-        assert stats.super_packets > 0
+            config = GroConfig(link="ethernet", capacity=32)
+            transferred(
+                sending(there),
+                lambda hook: RecvMmsgDispatcher("eth0", hook, config),
+                fd=outgoing.fileno(),
+                layer=InterfaceLayer.L2,
+                mac_address=MacAddress(mac),
+                interface_name="eth0",
+                ip4_dhcp=False,
+            )

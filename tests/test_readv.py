@@ -84,6 +84,19 @@ def test_packet_information_in_front_of_packets_is_skipped(engine: Engine) -> No
     assert given.segments == packets
 
 
+@pytest.mark.parametrize("frame_size", range(190, 260))
+def test_packet_information_takes_no_room_from_the_largest_packet(
+    engine: Engine, frame_size: int
+) -> None:
+    hook = Hook()
+    packet = tcp4(bytes(frame_size - 40))
+    with reading(engine, hook, prefix=4, frame_size=frame_size) as (dispatcher, peer):
+        peer.send(b"\0\0\x08\0" + packet)
+        assert dispatcher.dispatch_once() == 1
+        assert dispatcher.stats.truncated == 0
+    assert [given.data for given in hook.given] == [packet]
+
+
 @pytest.mark.parametrize(
     "options", [{"prefix": 3}, {"prefix": 5}, {"prefix": True}, {"prefix": 4, "vnet_size": 10}]
 )

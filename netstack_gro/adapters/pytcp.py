@@ -24,7 +24,6 @@ be well below the receive window: at the default of 65,535 bytes ``GroConfig(cap
 import asyncio
 import errno
 import logging
-import select
 import socket
 import sys
 from collections import deque
@@ -35,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from netstack_gro.config import MAX_IP_LENGTH, Limits, within
 from netstack_gro.errors import DeviceDownError, DeviceError, device_error
 from netstack_gro.hooks.pieces import head_and_rest
-from netstack_gro.hooks.room import FULL
+from netstack_gro.hooks.room import FULL, Room, check_seconds
 from netstack_gro.hooks.tun_frames import ip_start
 from netstack_gro.packet import Packet
 
@@ -154,7 +153,6 @@ class Ring(Protocol):
 
     def _handle_frame(self, frame: bytes, /) -> None: ...
     def _count_os_error(self, error: OSError, /) -> None: ...
-    def set_deliver_callback(self, deliver: Any, /) -> None: ...
 
 
 class ReceiveRing:
@@ -223,7 +221,7 @@ def attach(interface: Any, open_source: "Callable[[Hook], LiveSource]") -> Recei
             f"{type(interface).__name__!r}"
         )
     layer = getattr(getattr(interface, "_interface_layer", None), "name", "")
-    sockets = sys.modules["pmd_pytcp.stack"].sockets
+    sockets = sys.modules["pmd_pytcp.stack"].sockets  # loaded, or there would be no interface
     replaced = ReceiveRing(
         ring, open_source, tell=Sessions(sockets).tell, packet_information=layer == "L3"
     )
@@ -247,10 +245,11 @@ class MessageSink:
         buffer of ``max_size`` bytes: what is longer would be cut off.
     backlog: bytes that may wait where the socket is full. Each call, and `flush`, sends what waits
         first, so the order holds; what is beyond is dropped and counted in `dropped`.
-    timeout: seconds that one call waits for room.
+    timeout: seconds that one call waits in all for room.
 
+    A packet that is longer than the socket takes at all (EMSGSIZE) is dropped and counted as well.
     Raises DeviceError when the socket cannot be written for another reason than want of room; what
-    was not sent waits.
+    was not sent waits. ConfigError for a parameter out of range, by its name.
     """
 
     def __init__(
@@ -266,7 +265,8 @@ class MessageSink:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._backlog = within("backlog", backlog, 0, 1 << 40)
-        self._timeout = timeout
+        check_seconds("timeout", timeout)
+        self._room = Room(timeout)
         self._hook = StackHook(self._take, pieces=pieces, max_size=max_size)
         self.limits: Limits = self._hook.limits
         self.sent: int = 0
@@ -284,33 +284,35 @@ class MessageSink:
 
     def flush(self) -> int:
         """Send what waits, as far as there is room; how many packets still wait."""
-        deadline = False
-        while self._waiting:
-            try:
-                self._socket.send(self._waiting[0], socket.MSG_DONTWAIT)
-            except OSError as error:
-                if error.errno not in FULL:
-                    name = f"socket {self._socket.fileno()}"
-                    raise device_error(name, error, "cannot be sent to") from None
-                if deadline or not self._wait(error.errno):
-                    break
-                deadline = True
-                continue
-            self._size -= len(self._waiting.popleft())
-            self.sent += 1
-            deadline = False
-        while self._size > self._backlog:
-            self._size -= len(self._waiting.pop())
-            self.dropped += 1
+        self._room.begin()
+        try:
+            while self._waiting and self._send(self._waiting[0]):
+                self._size -= len(self._waiting.popleft())
+        finally:
+            while self._size > self._backlog:
+                self._size -= len(self._waiting.pop())
+                self.dropped += 1
         return len(self._waiting)
+
+    def _send(self, data: bytes) -> bool:
+        """Whether a packet is done with; False where there is no room for it."""
+        while True:
+            try:
+                self._socket.send(data, socket.MSG_DONTWAIT)
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    self.dropped += 1
+                    return True
+                descriptor = self._socket.fileno()
+                if error.errno not in FULL:
+                    name = f"socket {descriptor}"
+                    raise device_error(name, error, "cannot be sent to") from None
+                if not self._room.wait(descriptor, error.errno):
+                    return False
+            else:
+                self.sent += 1
+                return True
 
     def _take(self, data: bytes) -> None:
         self._waiting.append(data)
         self._size += len(data)
-
-    def _wait(self, why: int | None) -> bool:
-        if why != errno.EAGAIN:
-            return False
-        writable = select.poll()
-        writable.register(self._socket, select.POLLOUT)
-        return bool(writable.poll(self._timeout * 1000))

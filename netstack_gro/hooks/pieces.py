@@ -17,7 +17,7 @@ __all__ = ["head_and_rest"]
 _CWR = 0x80  # RFC 3168: of the first segment only
 _TCP = frozenset({int(GsoType.TCPV4), int(GsoType.TCPV6)})
 _INCREMENT = IpIdMode.INCREMENT
-_TCP_CHECKSUM = 16
+_TCP_CHECKSUM = 16  # where it is in a TCP header, RFC 9293 section 3.1
 
 
 def head_and_rest(packet: Packet) -> list[bytes]:
